@@ -1,0 +1,175 @@
+"""Every option of a run: one frozen dataclass per section, with its documentation and its range.
+
+Standard library only, so that `--help` and usage errors are instant. `options.py` fills these from defaults,
+a TOML file, the environment and flags; nothing else in the program keeps a default of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Range:
+    """Allowed values of a numeric option; `open_low` excludes the lower end itself."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    open_low: bool = False
+
+    def holds(self, value: float) -> bool:
+        above = value > self.low if self.open_low else value >= self.low
+        return math.isfinite(value) and above and value <= self.high
+
+    def __str__(self) -> str:
+        left = "(" if self.open_low or self.low == -math.inf else "["
+        right = ")" if self.high == math.inf else "]"
+        return f"{left}{self.low:g}, {self.high:g}{right}"
+
+
+def option(default: Any, doc: str, *, choices: tuple[str, ...] = (), range: Range | None = None) -> Any:
+    """A dataclass field with its one-line documentation and the values it takes."""
+    metadata = {"doc": doc, "choices": choices, "range": range}
+    if isinstance(default, (list, dict)):
+        return field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """Where rows come from and how they are read."""
+
+    train: tuple[str, ...] = option((), "training files (globs, .gz and - for standard input allowed)")
+    valid: tuple[str, ...] = option((), "validation files: metrics each epoch, early stopping")
+    test: tuple[str, ...] = option((), "test files: metrics once, of the final model")
+    format: str = option(
+        "auto",
+        "format of the files",
+        choices=("auto", "libffm", "libsvm", "dense", "csv", "tsv", "criteo", "avazu"),
+    )
+    schema: str = option("", "TOML file that names the columns of csv and tsv files (docs/data.md)")
+    header: str = option(
+        "auto", "whether csv and tsv files start with a line of names", choices=("auto", "yes", "no")
+    )
+    label_column: str = option("first", "place of the label in dense files", choices=("first", "last"))
+    labels: str = option(
+        "binary", "binary: -1/0 and 1; soft: probabilities in [0, 1]", choices=("binary", "soft")
+    )
+    label_map: str = option("", "labels to read as 0 or 1, for instance 1:0,2:1 or <=50K:0,>50K:1")
+    on_bad_row: str = option("error", "what a malformed row does", choices=("error", "skip"))
+    cache: str = option(
+        "auto", "folder for the binary row store; auto: beside the data, else in the run folder"
+    )
+    memory: str = option(
+        "auto",
+        "map: row store mapped into memory; stream: read window by window",
+        choices=("auto", "map", "stream"),
+    )
+    block_rows: int = option(4096, "rows that are shuffled and read together", range=Range(1))
+    window_blocks: int = option(64, "blocks among which rows are mixed", range=Range(1))
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """What is learned."""
+
+    name: str = option("fm", "model", choices=("lr", "fm", "ffm"))
+    k: int | None = option(None, "number of factors (default: 8 for fm, 4 for ffm)", range=Range(1, 1024))
+    bias: bool = option(True, "learn a global bias")
+    linear: bool = option(True, "learn a linear weight for each feature")
+    norm: bool = option(True, "instance normalisation: scale each row to Euclidean length 1")
+    loss: str = option("logistic", "loss", choices=("logistic", "squared"))
+    init: str = option("normal", "distribution of initial factors", choices=("normal", "uniform"))
+    init_scale: float | None = option(
+        None,
+        "normal: standard deviation, uniform: upper end, the lower one is 0 (default: by model and k)",
+        range=Range(0, math.inf, True),
+    )
+
+
+@dataclass(frozen=True)
+class OptimizerOptions:
+    """How parameters move."""
+
+    name: str = option("adagrad", "optimizer", choices=("sgd", "adagrad", "ftrl"))
+    lr: float | None = option(None, "learning rate (default: by model)", range=Range(0, 100, True))
+    l2: float | None = option(
+        None, "L2 penalty on the parameters that a sample touches (default: by model)", range=Range(0)
+    )
+    init: float = option(
+        1.0, "adagrad: start of the sum of squared gradients", range=Range(0, math.inf, True)
+    )
+    beta: float = option(
+        1.0, "ftrl: beta of the per-coordinate rate alpha / (beta + sqrt(n))", range=Range(0)
+    )
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """The course of the training."""
+
+    epochs: int | None = option(None, "passes over the training rows (default: by model)", range=Range(1))
+    sync: str = option(
+        "auto",
+        "none: one row after the other on one rank; exact: mini-batches, equal on any number of ranks",
+        choices=("auto", "none", "exact"),
+    )
+    batch_size: int = option(
+        0, "rows of a global mini-batch over all ranks; 0: by size of the data", range=Range(0)
+    )
+    shuffle: bool = option(True, "new order of rows each epoch")
+    patience: int = option(
+        2, "epochs without improvement before stopping; 0: never stop early", range=Range(0)
+    )
+    monitor: str = option(
+        "valid_logloss",
+        "metric that decides the best epoch",
+        choices=("valid_logloss", "valid_auc", "valid_rmse", "train_logloss"),
+    )
+    resume: str = option(
+        "", "continue from a checkpoint file, or auto: from the newest of the run folder if there is one"
+    )
+    threads: int = option(1, "threads per rank for numerical libraries", range=Range(1, 1024))
+
+
+@dataclass(frozen=True)
+class CheckpointOptions:
+    """What is written besides the final model."""
+
+    every: int = option(1, "epochs between checkpoints; 0: only at the end", range=Range(0))
+    keep: int = option(2, "checkpoints kept", range=Range(1))
+
+
+@dataclass(frozen=True)
+class RingOptions:
+    """The ring all-reduce."""
+
+    dense_above: float = option(
+        0.25, "share of touched keys in a batch above which whole tables are exchanged", range=Range(0, 1)
+    )
+
+
+@dataclass(frozen=True)
+class Run:
+    """A resolved configuration."""
+
+    mode: str = option(
+        "auto",
+        "how ranks work together; auto: ring under mpirun, else single",
+        choices=("auto", "single", "ring"),
+    )
+    seed: int = option(1, "seed of initial values and of the order of rows", range=Range(0, 2**63 - 1))
+    out: str = option("", "run folder; default: runs/<model>")
+    quiet: bool = option(False, "print errors only")
+    data: DataOptions = field(default_factory=DataOptions)
+    model: ModelOptions = field(default_factory=ModelOptions)
+    optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
+    train: TrainOptions = field(default_factory=TrainOptions)
+    checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
+    ring: RingOptions = field(default_factory=RingOptions)
+
+
+SECTIONS = tuple(f.name for f in dataclasses.fields(Run) if dataclasses.is_dataclass(f.default_factory))

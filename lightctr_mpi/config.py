@@ -102,6 +102,9 @@ class OptimizerOptions:
     init: float = option(
         1.0, "adagrad: start of the sum of squared gradients", range=Range(0, math.inf, True)
     )
+    alpha: float | None = option(
+        None, "ftrl: alpha of the per-coordinate rate (default: lr)", range=Range(0, 100, True)
+    )
     beta: float = option(
         1.0, "ftrl: beta of the per-coordinate rate alpha / (beta + sqrt(n))", range=Range(0)
     )
@@ -117,8 +120,8 @@ class TrainOptions:
         "none: one row after the other on one rank; exact: mini-batches, equal on any number of ranks",
         choices=("auto", "none", "exact"),
     )
-    batch_size: int = option(
-        0, "rows of a global mini-batch over all ranks; 0: by size of the data", range=Range(0)
+    batch_size: int | None = option(
+        None, "rows of a mini-batch, all ranks together (default: by size of the data)", range=Range(1)
     )
     shuffle: bool = option(True, "new order of rows each epoch")
     patience: int = option(

@@ -1,0 +1,227 @@
+"""The MPI world: joining it, checking it, leaving it. The only module that imports mpi4py.
+
+Failures are either agreed or sudden. Agreed: all ranks learn of the problem (`comm.agree`) and leave `guard` with
+the same exit code, one of them prints. Sudden: a rank fails while others are somewhere in a collective call; it
+gives them a moment to arrive at `guard` too, then prints and aborts the world. Either way no rank is left waiting.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from . import comm as _comm
+from .comm import (  # noqa: F401  (one place to import from for those who also need the world)
+    agree,
+    agreed,
+    allgather_arrays,
+    allgather_sizes,
+    allreduce,
+    any_rank,
+    bcast_array,
+    bcast_object,
+    exchange,
+    gather_arrays,
+    gather_each,
+    raise_first,
+    recv_array,
+    send_array,
+    sendrecv,
+    wait,
+)
+from .errors import EXIT_FAULT, EXIT_STOPPED, EXIT_USER, Stopped, UserError
+
+GRACE_SECONDS = 2.0  # how long a failing rank waits for the others before it aborts the world
+SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among the others.
+
+    Attributes:
+        comm: communicator of all ranks; rank, size: place in it.
+        node: communicator of the ranks on the same host; local_rank, local_size: place in it.
+        host: name of the host.
+        leaving: communicator used only by `guard`, so that its messages meet no others.
+    """
+
+    comm: Any
+    rank: int
+    size: int
+    node: Any
+    local_rank: int
+    local_size: int
+    host: str
+    leaving: Any
+
+
+_world: World | None = None
+
+
+def world() -> World:
+    """Join the MPI world (on the first call, by all ranks) and return this rank's place in it.
+
+    Raises:
+        UserError: the environment says that several processes were started, but MPI sees only this one.
+    """
+    global _world
+    if _world is None:
+        import mpi4py
+
+        # One thread makes all MPI calls; the default asks for more, which costs a lock in every call.
+        mpi4py.rc.thread_level = "funneled"
+        from mpi4py import MPI
+
+        comm = MPI.COMM_WORLD
+        check_launch(os.environ, comm.size, MPI.get_vendor()[0])
+        node = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
+        _world = World(
+            comm=comm,
+            rank=comm.rank,
+            size=comm.size,
+            node=node,
+            local_rank=node.rank,
+            local_size=node.size,
+            host=MPI.Get_processor_name(),
+            leaving=comm.Dup(),
+        )
+    return _world
+
+
+def check_launch(environ: Mapping[str, str], size: int, library: str) -> None:
+    """Refuse the N worlds of one rank that arise when the mpirun of another MPI starts N processes.
+
+    Only the first known variable counts: below a launcher of its own, a Slurm step may well have more tasks than
+    the world. SLURM_NTASKS is no sign, since a batch script has it too.
+
+    Args:
+        environ: environment variables.
+        size: size of the world as MPI sees it.
+        library: name of the MPI library that mpi4py uses.
+    """
+    for variable in SIZE_VARIABLES:
+        text = environ.get(variable, "")
+        if text.isdecimal():
+            if size == 1 and int(text) > 1:
+                beside = os.path.join(os.path.dirname(sys.executable), "mpirun")
+                starter = beside if os.path.exists(beside) else f"the mpirun of {library}"
+                raise UserError(
+                    f"{variable} says {text} processes were started, but {library}, the MPI library of this "
+                    f"Python, sees only one: start with {starter}"
+                )
+            return
+
+
+def once_per_node(world: World, work: Callable[[], Any]) -> Any:
+    """Run `work` on one rank of each host while the others of the world wait without using their cores.
+
+    Returns:
+        What `work` returned on the ranks that ran it, None on the others.
+
+    Raises:
+        On every rank, the first exception that `work` raised on some rank (see `comm.agree`).
+    """
+    result, problem = None, None
+    if world.local_rank == 0:
+        try:
+            result = work()
+        except Exception as caught:
+            problem = caught
+    if world.size > 1:
+        wait(world.comm.Ibarrier())
+    agree(world.comm, problem)
+    return result
+
+
+class Signals:
+    """Notes SIGUSR1 and SIGTERM while it is entered, for a loop to stop at its next step.
+
+    A rank inside an MPI call notes a signal only when the call returns, and signals reach the ranks at different
+    times: the loop must share `stop` in the agreement of its steps (`comm.any_rank`).
+    """
+
+    caught = (signal.SIGUSR1, signal.SIGTERM)
+
+    def __init__(self) -> None:
+        self.stop = False
+        self._before: dict[int, Any] = {}
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.stop = True
+
+    def __enter__(self) -> Signals:
+        self._before = {number: signal.signal(number, self._note) for number in self.caught}
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+def guard(main: Callable[..., int | None], *arguments: Any) -> int:
+    """Call `main` and return the exit code of the process, the same on every rank.
+
+    A user's error ends with one line on standard error, a fault with the traceback of the first rank that had it.
+    Codes: what main returned, 2 the user's error, 1 a fault, 75 stopped after saving, 130 interrupted.
+    """
+    code, text, speaks = EXIT_FAULT, "", True
+    try:
+        code = int(main(*arguments) or 0)
+    except UserError as problem:
+        code, text = EXIT_USER, f"lightctr_mpi: error: {problem}\n"
+    except Stopped as problem:
+        code, text = EXIT_STOPPED, f"lightctr_mpi: stopped: {problem}\n"
+    except KeyboardInterrupt:
+        code, text = 130, "lightctr_mpi: interrupted\n"
+    except SystemExit as problem:  # --help and the like
+        code = problem.code if isinstance(problem.code, int) else EXIT_FAULT if problem.code else 0
+        text = f"{problem.code}\n" if isinstance(problem.code, str) else ""
+    except BaseException as problem:
+        text = traceback.format_exc()
+        speaks = getattr(problem, "agreed", _rank()) == _rank()  # elsewhere there is only a copy
+    return _leave(code, text, speaks)
+
+
+def _rank() -> int:
+    """Number of this process, from the environment as long as MPI is not initialised."""
+    if _world is not None:
+        return _world.rank
+    return next((int(os.environ[v]) for v in RANK_VARIABLES if os.environ.get(v, "").isdecimal()), 0)
+
+
+def _leave(code: int, text: str, speaks: bool) -> int:
+    """Meet the other ranks, or abort them; print `text` on one rank; return the common exit code."""
+    sys.stdout.flush()
+    if _world is None or _world.size == 1:
+        if _rank() == 0 or code == EXIT_FAULT:
+            _say(text)
+        return code
+    mine = np.array([code, speaks], np.int32)
+    table = np.empty((_world.size, 2), np.int32)
+    request = _world.leaving.Iallgather(mine, table)
+    if not wait(request, GRACE_SECONDS if code else None):
+        _say(text)
+        _world.comm.Abort(code)
+    failed = np.flatnonzero(table[:, 0])
+    if not len(failed):
+        return 0
+    speakers = np.flatnonzero(table[:, 0] * table[:, 1])
+    speaker = speakers[0] if len(speakers) else failed[0]
+    if _world.rank == speaker:
+        _say(text)
+    return int(table[speaker, 0])
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()

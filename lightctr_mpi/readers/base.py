@@ -1,0 +1,231 @@
+"""What all readers share: the Reader itself, the place of a piece of data, label rules, merging of duplicates."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..block import Block
+from ..config import DataOptions
+from ..errors import DataError, UserError
+from ..kernels.parse_merge import merge_rows
+
+NUMBER = re.compile(rb"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
+LABEL_BINARY, LABEL_SOFT, LABEL_ANY = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Where a piece of data comes from.
+
+    Attributes:
+        file: name of the file as the user gave it.
+        line_of: line number in the file, from 1, of a byte offset in the piece. Slow: only for errors.
+        first_line: the first line of the file that is not blank, without its end (b"" when there is none): it
+            may name the columns, and says how many there are. Read once per file.
+        at_start: the piece starts where the file starts.
+    """
+
+    file: str
+    line_of: Callable[[int], int]
+    first_line: Callable[[], bytes]
+    at_start: bool = True
+
+    @classmethod
+    def whole(cls, file: str, data: bytes) -> Where:
+        """The place of a file that is in memory as a whole."""
+
+        def first_line() -> bytes:
+            lines = (line.rstrip(b"\r") for line in data.split(b"\n"))
+            return next((line for line in lines if line.strip()), b"")
+
+        return cls(file, lambda offset: data.count(b"\n", 0, offset) + 1, first_line)
+
+
+class LabelRule:
+    """Which labels a task takes and the numbers they stand for.
+
+    Args:
+        options: `labels` (binary: -1, 0 and 1, where -1 means 0; soft: 0 to 1) and `label_map`.
+        task: "logistic", or "squared" which takes any finite number.
+
+    Attributes:
+        expected: what a label must be, for error messages.
+        arrays: the rule for kernels (`parse_number.read_label`): mode (one of LABEL_*), and for the label map
+            the texts one after the other uint8[], their ends int64[m + 1], their values as numbers float64[m]
+            (NaN when a text is none) and the labels that they stand for float32[m].
+
+    A label is looked up in the map by its text, else by its number: 1:0 holds for 1.0 too. Raises UserError for a
+    malformed map.
+    """
+
+    def __init__(self, options: DataOptions, task: str):
+        pairs = parse_label_map(options.label_map, task, options.labels)
+        soft = options.labels == "soft"
+        if pairs:
+            self.expected = "one of the labels " + ", ".join(pairs) + " of data.label_map"
+        elif task == "squared":
+            self.expected = "a finite number as label"
+        elif soft:
+            self.expected = "a label from 0 to 1 (data.labels is soft)"
+        else:
+            self.expected = (
+                "a label -1, 0 or 1 (data.labels soft takes probabilities, data.label_map translates others)"
+            )
+        texts = [text.encode() for text in pairs]
+        numbers = [float(text) if NUMBER.fullmatch(text) else math.nan for text in texts]
+        self.arrays = (
+            np.int64(LABEL_ANY if task == "squared" else LABEL_SOFT if soft else LABEL_BINARY),
+            np.frombuffer(bytearray(b"".join(texts)), np.uint8),
+            np.cumsum([0] + [len(text) for text in texts], dtype=np.int64),
+            np.array(numbers, np.float64),
+            np.array(list(pairs.values()), np.float32),
+        )
+
+
+def parse_label_map(text: str, task: str = "logistic", labels: str = "binary") -> dict[str, float]:
+    """Reads "label:value,label:value"; the last colon of a pair counts. Raises UserError."""
+    pairs: dict[str, float] = {}
+    for pair in text.split(",") if text.strip() else ():
+        label, colon, value = (part.strip() for part in pair.rpartition(":"))
+        if not colon or not label or not NUMBER.fullmatch(value.encode()):
+            raise UserError(f"data.label_map: found {pair.strip()!r}, expected label:value as in 1:0,2:1")
+        if label in pairs:
+            raise UserError(f"data.label_map: the label {label!r} is given twice")
+        number = pairs[label] = float(value)
+        if task == "squared":
+            allowed, expected = math.isfinite(np.float32(number)), "a finite number"
+        elif labels == "soft":
+            allowed, expected = 0 <= number <= 1, "0 to 1"
+        else:
+            allowed, expected = number in (0, 1), "0 or 1"
+        if not allowed:
+            raise UserError(f"data.label_map: {label!r} stands for {value}, expected {expected}")
+    return pairs
+
+
+class Reader:
+    """Turns text into Blocks; each format is a subclass in a file of its own.
+
+    Attributes:
+        name: the format.
+        has_fields: whether its Blocks have fields.
+        sample: a few rows that take the parser through all its kernels, for `readers.warm`.
+    """
+
+    name: ClassVar[str]
+    has_fields: ClassVar[bool]
+    sample: ClassVar[bytes]
+
+    def __init__(self, options: DataOptions, task: str):
+        self.options, self.task = options, task
+        self.labels = LabelRule(options, task)
+
+    def parse(self, data: bytes, where: Where, policy: str = "") -> Block:
+        """Parses whole lines (the last one may lack its newline).
+
+        Args:
+            data: text of any number of lines.
+            where: where it comes from.
+            policy: "error": raise DataError at the first malformed row; "skip": leave such rows out and count
+                them in Block.skipped; "": what `data.on_bad_row` says.
+
+        Returns a Block with ids uint64 as in the file, without repeated (field, id) in a row.
+        """
+        raise NotImplementedError
+
+    def skips(self, policy: str) -> bool:
+        """Whether malformed rows are left out."""
+        return (policy or self.options.on_bad_row) == "skip"
+
+    def settings(self) -> dict[str, Any]:
+        """All that decides what a text means, as JSON can hold it: part of a cache's key and of a model file."""
+        names = ("labels", "label_map", "on_bad_row")
+        return {"format": self.name, "task": self.task} | {
+            name: getattr(self.options, name) for name in names
+        }
+
+
+@dataclass(slots=True)
+class Rows:
+    """What a parse kernel has produced, not yet checked for duplicates.
+
+    Attributes:
+        block: the rows.
+        at: int64[n], byte offset of each row in the data, or None where no row can be at fault.
+    """
+
+    block: Block
+    at: np.ndarray | None = field(default=None)
+
+
+def merge_duplicates(rows: Rows, where: Where, skip: bool) -> Block:
+    """Adds up the values of equal (field, id) in each row, at the place of the first; rewrites the Block's arrays.
+
+    A sum beyond float32 is an error at that row, or the row is left out if `skip`.
+    """
+    block = rows.block
+    n, nnz = block.n_rows, block.nnz
+    if nnz < 2:
+        return block
+    longest = int(np.diff(block.indptr).max())
+    slots = np.full(2 << int(longest - 1).bit_length() if longest else 1, -1, np.int64)
+    bad = np.zeros(n, np.uint8)
+    fields = np.zeros(nnz, np.int32) if block.fields is None else block.fields
+    ones = block.values is None
+    values = np.empty(0, np.float32) if block.values is None else block.values
+    kept = merge_rows(block.indptr, fields, block.ids, values, ones, slots, bad)
+    if kept < 0:
+        values = np.ones(nnz, np.float32)
+        slots.fill(-1)
+        kept = merge_rows(block.indptr, fields, block.ids, values, False, slots, bad)
+        ones = False
+    block.ids = block.ids[:kept]
+    block.fields = None if block.fields is None else fields[:kept]
+    block.values = None if ones else values[:kept]
+    if not bad.any():
+        return block
+    if not skip:
+        offset = 0 if rows.at is None else int(rows.at[np.argmax(bad)])
+        found = "values of one feature that add up to infinity"
+        raise DataError(where.file, where.line_of(offset), found, "a finite sum")
+    return drop_rows(block, bad != 0)
+
+
+def drop_rows(block: Block, drop: np.ndarray) -> Block:
+    """The Block without the rows where `drop` (bool[n]) is true; they are counted as skipped."""
+    keep = ~drop
+    lengths = np.diff(block.indptr)
+    entries = np.repeat(keep, lengths)
+
+    def of_rows(array: np.ndarray | None) -> np.ndarray | None:
+        return None if array is None else array[keep]
+
+    return Block(
+        np.concatenate(([0], np.cumsum(lengths[keep], dtype=np.int64))),
+        block.ids[entries],
+        None if block.fields is None else block.fields[entries],
+        None if block.values is None else block.values[entries],
+        block.labels[keep],
+        of_rows(block.weights),
+        of_rows(block.groups),
+        of_rows(block.norms),
+        block.skipped + int(drop.sum()),
+        block.has_labels,
+    )
+
+
+def excerpt(data: bytes, offset: int, ends: bytes = b" \t\r\n", longest: int = 40) -> str:
+    """What stands at `offset`, up to one of the bytes `ends`, quoted and cut to `longest` characters."""
+    stop = offset
+    while stop < len(data) and data[stop] not in ends and stop - offset <= longest:
+        stop += 1
+    text = data[offset:stop].decode("utf-8", "backslashreplace")
+    if not text:
+        return "nothing"
+    return repr(text[:longest] + "..." if len(text) > longest else text)

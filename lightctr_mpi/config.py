@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from .errors import UserError
+
 
 @dataclass(frozen=True)
 class Range:
@@ -22,12 +24,16 @@ class Range:
 
     def holds(self, value: float) -> bool:
         above = value > self.low if self.open_low else value >= self.low
-        return math.isfinite(value) and above and value <= self.high
+        return above and value <= self.high and abs(value) != math.inf
 
     def __str__(self) -> str:
-        left = "(" if self.open_low or self.low == -math.inf else "["
-        right = ")" if self.high == math.inf else "]"
-        return f"{left}{self.low:g}, {self.high:g}{right}"
+        """In words, to stand behind "a number": "above 0 and at most 100"."""
+        bounds = (("above" if self.open_low else "at least", self.low), ("at most", self.high))
+        return " and ".join(f"{word} {_short(bound)}" for word, bound in bounds if math.isfinite(bound))
+
+
+def _short(number: float) -> str:
+    return str(number) if isinstance(number, int) else f"{number:g}"
 
 
 def option(default: Any, doc: str, *, choices: tuple[str, ...] = (), range: Range | None = None) -> Any:
@@ -99,6 +105,7 @@ class OptimizerOptions:
     l2: float | None = option(
         None, "L2 penalty on the parameters that a sample touches (default: by model)", range=Range(0)
     )
+    l1: float = option(0.0, "L1 penalty on the parameters that a sample touches", range=Range(0))
     init: float = option(
         1.0, "adagrad: start of the sum of squared gradients", range=Range(0, math.inf, True)
     )
@@ -176,3 +183,21 @@ class Run:
 
 
 SECTIONS = tuple(f.name for f in dataclasses.fields(Run) if dataclasses.is_dataclass(f.default_factory))
+
+
+def check(run: Run) -> None:
+    """What no single option can tell: raises UserError for options that contradict each other."""
+    model, optimizer = run.model, run.optimizer
+    if model.name == "lr" and not model.linear:
+        raise UserError(
+            "model.name = lr learns nothing else than the linear weights: model.linear cannot be false"
+        )
+    for name, owner in (("alpha", "ftrl"), ("beta", "ftrl"), ("init", "adagrad")):
+        default = OptimizerOptions.__dataclass_fields__[name].default
+        if optimizer.name != owner and getattr(optimizer, name) != default:
+            raise UserError(f"optimizer.{name} belongs to {owner} and optimizer.name is {optimizer.name}")
+    if run.data.label_map and run.data.labels == "soft":
+        raise UserError("data.label_map makes labels 0 and 1: it cannot be used with data.labels = soft")
+    monitor = run.train.monitor
+    if monitor in ("valid_auc", "valid_rmse") and not run.data.valid:
+        raise UserError(f"train.monitor = {monitor} needs validation files: data.valid is empty")

@@ -1,0 +1,78 @@
+"""BoundRows: a row store seen through the dictionary of a model.
+
+A row store numbers its keys by its own dictionary. The model may know other keys (validation data, another
+day's training data), so ids and fields are translated on the way; unknown ones become -1 and contribute
+nothing, but still count in the row's instance normalisation.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .block import Block
+from .kernels import rows as rows_kernels
+from .kernels import sparse
+from .rowstore import RowStore
+
+
+def positions(keys: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """int32[n]: where each of `keys` stands in the sorted array `known`, -1 where it does not."""
+    if not len(known):
+        return np.full(len(keys), -1, np.int32)
+    at = np.minimum(np.searchsorted(known, keys), len(known) - 1)
+    return np.where(known[at] == keys, at, -1).astype(np.int32)
+
+
+def translation(own: np.ndarray, known: np.ndarray) -> np.ndarray | None:
+    """Map from positions in `own` to positions in `known` (int32, -1: unknown); None when they are equal."""
+    if len(own) == len(known) and np.array_equal(own, known):
+        return None
+    return positions(own, known)
+
+
+class BoundRows:
+    """Rows with the compact ids of a model.
+
+    Args:
+        store: the rows.
+        keys: uint64[n] sorted keys of the model.
+        fields: int32[F] sorted field numbers of the model, or None for models without fields.
+        norm: whether instance normalisation is on.
+    """
+
+    def __init__(self, store: RowStore, keys: np.ndarray, fields: np.ndarray | None, norm: bool):
+        self.store, self.norm = store, norm
+        self.n_rows = store.n_rows
+        self._ids = translation(store.keys, keys)
+        self._fields = None
+        if fields is not None and store.fields is not None:
+            self._fields = translation(store.fields, fields)
+        self._with_fields = fields is not None
+        self._whole: Block | None = None
+
+    def block(self, rows: np.ndarray) -> Block:
+        """The given rows (int64[m], any order) as a Block of their own."""
+        return self._finish(self.store.block(rows))
+
+    def slice(self, a: int, b: int) -> Block:
+        """Rows a to b as a Block."""
+        return self._finish(self.store.slice(a, b))
+
+    def window(self, rows: np.ndarray) -> tuple[Block, np.ndarray]:
+        """A Block that contains the given rows, and their numbers in it (int64[m])."""
+        if self.store.mapped and self._ids is None and self._fields is None:
+            if self._whole is None:
+                self._whole = self._finish(self.store.slice(0, self.n_rows))
+            return self._whole, rows
+        return self.block(rows), np.arange(len(rows), dtype=np.int64)
+
+    def _finish(self, block: Block) -> Block:
+        if self._ids is not None:
+            block.ids = rows_kernels.translate(block.ids, self._ids)
+        if not self._with_fields:
+            block.fields = None
+        elif self._fields is not None and block.fields is not None:
+            block.fields = rows_kernels.translate(block.fields, self._fields)
+        block.norms = np.empty(block.n_rows, np.float32)
+        sparse.row_norms(block.indptr, block.values, block.norms, self.norm)
+        return block

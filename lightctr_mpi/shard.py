@@ -1,0 +1,90 @@
+"""Shard: the rows of parameters this rank keeps, with the optimizer state of those it owns.
+
+Weights of all keys are here (`rows`); the state belongs to the owner of a key. On one rank both lie side by
+side in one array, so that a sweep touches one stretch of memory per feature; in a ring the state is an array
+of its own, for the owned range of keys only.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .kernels import rows as rows_kernels
+from .kernels import sparse
+from .models.base import Model
+from .optim.base import Optimizer
+
+
+def row_stride(width: int) -> int:
+    """Floats from one row to the next: a power of two below a cache line (16 floats), whole lines above."""
+    if width >= 16:
+        return -(-width // 16) * 16
+    return 1 << max(width - 1, 0).bit_length()
+
+
+class Shard:
+    """Parameters of one model on one rank.
+
+    Args:
+        model, optimizer: what is learned and how it moves.
+        keys: uint64[n] sorted original keys; row i of the table belongs to keys[i].
+        seed: seed of the initial values.
+        owned: (first, end) range of rows whose state is kept here; the default owns all, side by side.
+
+    Attributes:
+        rows: float32[n, stride]; columns [0, model.width) are weights.
+        state: float32[owned, ...]; columns [state_col, state_col + slots * width) are the optimizer's.
+        bias: float32[1 + slots]: the global bias and its optimizer state, the same on every rank.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        optimizer: Optimizer,
+        keys: np.ndarray,
+        seed: int,
+        owned: tuple[int, int] | None = None,
+    ):
+        self.model, self.optimizer, self.keys = model, optimizer, keys
+        width, slots = model.width, optimizer.slots
+        self.first, self.end = owned if owned is not None else (0, len(keys))
+        if owned is None:
+            self.rows = sparse.alloc_rows(len(keys), row_stride(width * (1 + slots)))
+            self.state, self.state_col = self.rows, width
+        else:
+            self.rows = sparse.alloc_rows(len(keys), width)
+            self.state, self.state_col = sparse.alloc_rows(self.end - self.first, slots * width), 0
+        self.bias = np.zeros(1 + slots, np.float32)
+        model.init_rows(self.rows, keys, seed)
+        optimizer.init_state(self.rows_of_state(0, self.end - self.first), self.weights(self.first, self.end))
+        optimizer.init_state(self.bias[None, 1:], self.bias[None, :1])
+
+    def weights(self, a: int, b: int) -> np.ndarray:
+        """float32[b - a, width] view of the weights of rows a to b."""
+        return self.rows[a:b, : self.model.width]
+
+    def rows_of_state(self, a: int, b: int) -> np.ndarray:
+        """float32[b - a, slots * width] view of the state; a and b count from the first owned row."""
+        return self.state[a:b, self.state_col : self.state_col + self.optimizer.slots * self.model.width]
+
+    def scale(self, samples: float) -> float:
+        """Factor on a gradient summed over `samples` rows: the one place where a batch is averaged."""
+        if self.optimizer.reduction == "sum" or samples <= 0:
+            return 1.0
+        return 1.0 / samples
+
+    def apply(self, ids: np.ndarray, grads: np.ndarray, dbias: float, samples: float) -> None:
+        """Move owned rows `ids` (int32[u]) and the bias by their summed gradients (float32[u, width])."""
+        scale = self.scale(samples)
+        state_ids = ids if self.first == 0 else ids - np.int32(self.first)
+        self.optimizer.apply_rows(
+            self.rows, ids, self.state, state_ids, self.state_col, self.model.width, grads, scale
+        )
+        if self.model.bias:
+            self.optimizer.apply_dense(
+                self.bias[:1], self.bias[1:], np.array([dbias], np.float32), np.float32(scale)
+            )
+
+    def all_finite(self) -> bool:
+        """Whether every weight is a finite number."""
+        return bool(np.isfinite(self.bias).all()) and rows_kernels.all_finite(self.rows, self.model.width)

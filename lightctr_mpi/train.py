@@ -1,0 +1,185 @@
+"""The training loop: epochs of steps, an evaluation after each, checkpoints, early stopping. It knows no mode."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from .bound import BoundRows
+from .config import Run
+from .errors import Diverged, Stopped
+from .metrics import Tally
+from .rowstore.order import RowOrder
+from .stores import Store
+
+EVALUATION_ROWS = 8192
+LOWER_IS_BETTER = {"valid_logloss", "valid_rmse", "train_logloss"}
+
+
+@dataclass
+class Progress:
+    """Where a run stands: everything the loop needs to go on as if it had never stopped.
+
+    The order of rows follows from the seed and the epoch number, so `rows_done` is the whole position in the data.
+    """
+
+    epoch: int = 0  # finished epochs
+    step: int = 0  # finished steps since the start
+    rows_done: int = 0  # rows of the unfinished epoch that have been learned
+    loss: float = 0.0  # weighted sum of their losses
+    weight: float = 0.0  # sum of their weights
+    best_epoch: int = 0
+    best_value: float | None = None
+    bad_epochs: int = 0
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Progress:
+        return cls(**{f.name: values[f.name] for f in fields(cls) if f.name in values})
+
+
+@dataclass
+class Fit:
+    """One training: what it works on and whom it tells.
+
+    Args:
+        save: writes a checkpoint of (progress, history); told whether the epoch is the best one.
+        stop: whether somebody asked this rank to stop.
+    """
+
+    run: Run
+    store: Store
+    train: BoundRows
+    valid: BoundRows | None
+    report: Any
+    save: Callable[[Progress, list[dict], bool], None]
+    stop: Callable[[], bool]
+    progress: Progress = field(default_factory=Progress)
+    history: list[dict] = field(default_factory=list)
+
+    def __call__(self) -> list[dict]:
+        """Run the epochs that are left; returns the history (one record per epoch).
+
+        Raises:
+            Stopped: a stop was asked for; the state has been saved.
+            Diverged: the loss is no longer finite; checkpoints before it stay.
+        """
+        run, progress = self.run, self.progress
+        assert run.train.epochs is not None
+        while progress.epoch < run.train.epochs and not self._patience_is_over():
+            started, first_row = time.perf_counter(), progress.rows_done
+            if not self._learn_epoch(started):
+                self.save(progress, self.history, False)
+                raise Stopped("stopped on request; the state is saved")
+            self._close_epoch(time.perf_counter() - started, self.train.n_rows - first_row)
+        return self.history
+
+    def _patience_is_over(self) -> bool:
+        patience = self.run.train.patience
+        return self.valid is not None and 0 < patience <= self.progress.bad_epochs
+
+    def _steps(self, epoch: int, skip: int) -> Iterator[np.ndarray]:
+        """Global rows of each step that is left of an epoch."""
+        data = self.run.data
+        order = RowOrder(
+            self.train.n_rows, data.block_rows, data.window_blocks, self.run.seed, self.run.train.shuffle
+        )
+        before = 0
+        for window in order.epoch(epoch):
+            for a in range(0, len(window), self.store.step_rows):
+                step = window[max(a, skip - before) : a + self.store.step_rows]
+                if len(step):
+                    yield step
+            before += len(window)
+
+    def _learn_epoch(self, started: float) -> bool:
+        """Learn the rest of the current epoch; False when it was cut short by a request to stop."""
+        progress = self.progress
+        already = progress.rows_done
+        for rows in self._steps(progress.epoch, already):
+            sums = self.store.learn(self.train, rows, self.stop())
+            progress.step += 1
+            progress.rows_done += len(rows)
+            progress.loss += sums.loss
+            progress.weight += sums.weight
+            if not np.isfinite(sums.loss):
+                raise Diverged(self._advice("the training loss"))
+            seconds = time.perf_counter() - started
+            mean = progress.loss / progress.weight if progress.weight else 0.0
+            self.report.progress(
+                progress.epoch + 1, progress.rows_done, self.train.n_rows, mean, seconds, already
+            )
+            if sums.stop and progress.rows_done < self.train.n_rows:
+                return False
+        return True
+
+    def _close_epoch(self, seconds: float, rows: int) -> None:
+        progress = self.progress
+        epoch = progress.epoch + 1
+        name = "train_logloss" if self.run.model.loss == "logistic" else "train_squared_loss"
+        record: dict[str, Any] = {
+            "epoch": epoch,
+            "step": progress.step,
+            name: progress.loss / progress.weight if progress.weight else None,
+            "rows_per_second": rows / seconds if seconds > 0 else None,
+            "seconds": seconds,
+        }
+        if self.valid is not None:
+            started = time.perf_counter()
+            result = evaluate(self.store, self.valid, self.run.model.loss)
+            if result.get("nonfinite"):
+                raise Diverged(self._advice("the validation loss"))
+            record |= {f"valid_{key}": value for key, value in result.items() if key not in ("reasons", "nonfinite")}
+            record["valid_seconds"] = time.perf_counter() - started
+        progress.epoch, progress.rows_done, progress.loss, progress.weight = epoch, 0, 0.0, 0.0
+        best = self._judge(record)
+        self.history.append(record)
+        if not self.store.shard.all_finite():
+            raise Diverged(self._advice("a parameter"))
+        last = progress.epoch == self.run.train.epochs or self._patience_is_over()
+        every = self.run.checkpoint.every
+        if best or last or (every and epoch % every == 0):
+            self.save(progress, self.history, best)
+        self.report.epoch(record, best)
+
+    def _judge(self, record: dict[str, Any]) -> bool:
+        """Whether this epoch is the best so far. Without validation the newest always is."""
+        progress, monitor = self.progress, self.run.train.monitor
+        value = record.get(monitor)
+        if self.valid is None and monitor != "train_logloss":
+            progress.best_epoch, progress.best_value = progress.epoch, None
+            return True
+        if value is None:  # an undefined metric is no improvement, but the first epoch has to be kept
+            better = progress.best_epoch == 0
+        elif progress.best_value is None:
+            better = True
+        else:
+            lower = monitor in LOWER_IS_BETTER
+            better = value < progress.best_value if lower else value > progress.best_value
+        if better:
+            progress.best_epoch, progress.best_value, progress.bad_epochs = progress.epoch, value, 0
+        else:
+            progress.bad_epochs += 1
+        return better
+
+    def _advice(self, what: str) -> str:
+        return (
+            f"{what} became non-finite at step {self.progress.step} (epoch {self.progress.epoch + 1}); try a lower "
+            "--optimizer.lr, instance normalisation (--model.norm true) or smaller values in the data"
+        )
+
+
+def evaluate(store: Store, data: BoundRows, loss: str) -> dict[str, Any]:
+    """Metrics of all rows of `data`, computed by all ranks together (`metrics.Tally.result`)."""
+    model, shard, tally = store.shard.model, store.shard, Tally(loss)
+    a, b = store.part(data.n_rows)
+    for start in range(a, b, EVALUATION_ROWS):
+        block = data.slice(start, min(start + EVALUATION_ROWS, b))
+        logit = np.empty(block.n_rows, np.float32)
+        model.forward(block, shard.rows, block.ids, shard.bias, logit)
+        tally.add(logit, block.labels, block.weights, block.groups)
+    tally.merge(store.comm)
+    return tally.result()

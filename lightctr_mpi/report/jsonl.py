@@ -1,0 +1,65 @@
+"""metrics.jsonl: one JSON object for each epoch, on disk as soon as the epoch is over."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
+
+from ..errors import UserError
+from .base import Report
+
+
+class JsonLines(Report):
+    """Appends a line for each epoch.
+
+    Args:
+        path: the file; written anew when the run starts.
+        history: records of the epochs that a resumed run has behind it. They come from the checkpoint and not
+            from the old file, which may lack a line, end in half a line, or have epochs that are learned again.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], history: Sequence[Mapping[str, Any]] = ()):
+        self._path = os.fspath(path)
+        self._history = history
+        self._stream: TextIO | None = None
+
+    def start(self, lines: Sequence[str], epochs: int | None = None) -> None:
+        """Open the file. Raises UserError when it cannot be written."""
+        part = self._path + ".part"  # a kill in between must not lose the old lines
+        try:
+            with open(part, "w", encoding="utf-8") as stream:
+                stream.writelines(to_json(record) + "\n" for record in self._history)
+            os.replace(part, self._path)
+            self._stream = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 - closed by close()
+        except OSError as error:
+            raise UserError(f"cannot write {self._path}: {error.strerror}") from None
+
+    def epoch(self, record: Mapping[str, Any], best: bool = False) -> None:
+        assert self._stream is not None, "start() comes first"
+        self._stream.write(to_json(record) + "\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+
+def to_json(value: Any) -> str:
+    """One line of strict JSON: NaN and infinities, which JSON lacks, become null; NumPy scalars numbers."""
+    return json.dumps(_plain(value), allow_nan=False, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if hasattr(value, "tolist"):  # NumPy's, without importing it
+        return _plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -130,9 +130,8 @@ def test_one_object_for_each_epoch_with_null_for_what_json_lacks(tmp_path):
     lines.start([])
     lines.epoch({"epoch": 1, "train_logloss": np.float32(0.5), "valid_auc": None, "n": np.int64(3)})
     assert lines_of(path) == [{"epoch": 1, "train_logloss": 0.5, "valid_auc": None, "n": 3}]  # before close
-    lines.epoch(
-        {"epoch": 2, "valid_logloss": math.nan, "x": [math.inf, 1.5], "why": {"valid_auc": "one class"}}
-    )
+    why = {"valid_auc": "one class"}
+    lines.epoch({"epoch": 2, "valid_logloss": math.nan, "x": [math.inf, 1.5], "why": why})
     lines.close()
     assert lines_of(path)[1] == {"epoch": 2, "valid_logloss": None, "x": [None, 1.5], "why": why}
     assert "NaN" not in path.read_text() and not (tmp_path / "metrics.jsonl.part").exists()

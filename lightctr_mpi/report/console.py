@@ -33,8 +33,8 @@ _COLUMNS = {
 def can_be_live(stream: TextIO, env: Mapping[str, str]) -> bool:
     """Whether a line may be rewritten on this stream.
 
-    Under mpirun it may not, whatever isatty says: the launcher merges the ranks' output line by line, and Open
-    MPI gives its processes a pseudo-terminal even when its own output goes to a file.
+    Under mpirun it may not, whatever isatty says: the launcher merges the ranks' output line by line, and
+    Open MPI gives its processes a pseudo-terminal even when its own output goes to a file.
     """
     launched = any(name in env for name in _LAUNCHED)
     return stream.isatty() and not launched and env.get("TERM", "dumb") != "dumb"

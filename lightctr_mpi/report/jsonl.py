@@ -17,8 +17,8 @@ class JsonLines(Report):
 
     Args:
         path: the file; written anew when the run starts.
-        history: records of the epochs that a resumed run has behind it. They come from the checkpoint and not
-            from the old file, which may lack a line, end in half a line, or have epochs that are learned again.
+        history: records of the epochs that a resumed run has behind it. They come from the checkpoint, not
+            from the old file, which may lack a line, end in half of one, or have epochs that are learned again.
     """
 
     def __init__(self, path: str | os.PathLike[str], history: Sequence[Mapping[str, Any]] = ()):

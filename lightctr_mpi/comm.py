@@ -1,7 +1,7 @@
 """Small collectives and typed messages on a communicator that is handed in.
 
-Every function takes mpi4py's communicator as its first argument, or None for a single rank, and this module never
-imports mpi4py: the row store, the checkpoint and the ring can use it and still be tested without MPI.
+Every function takes mpi4py's communicator as its first argument, or None for a single rank, and this module
+never imports mpi4py: the row store, the checkpoint and the ring can use it and still be tested without MPI.
 Arrays travel as raw buffers; `check_buffer` is the one place that decides what may travel, because MPI itself
 accepts a float32 message into a float64 array and leaves garbage there.
 """
@@ -19,7 +19,12 @@ import numpy as np
 from .errors import UserError
 
 CHUNK_BYTES = 1 << 30  # longest single message; counts of 2^31 and more fail in several MPI libraries
-WIRE_TYPES = tuple(np.dtype(t) for t in "bool i1 u1 i2 u2 f2 i4 u4 f4 i8 u8 f8".split())
+WIRE_TYPES = (
+    *map(
+        np.dtype, (np.bool_, np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64)
+    ),
+    *map(np.dtype, (np.float16, np.float32, np.float64)),
+)
 MAX_DIMENSIONS = 6
 
 
@@ -31,7 +36,7 @@ def size_of(comm: Any) -> int:
     return 1 if comm is None else comm.Get_size()
 
 
-# --- buffers ---------------------------------------------------------------------------------------------------
+# --- buffers ---
 
 
 def check_buffer(array: np.ndarray) -> np.ndarray:
@@ -57,8 +62,8 @@ def _chunks(array: np.ndarray) -> list[np.ndarray]:
 def sendrecv(comm: Any, send: np.ndarray, dest: int, recv: np.ndarray, source: int) -> None:
     """Send `send` to rank `dest` while filling `recv` from rank `source`.
 
-    Both sides know the sizes beforehand. Messages are cut at CHUNK_BYTES; the k-th piece of every rank is under
-    way at the same time, so rings and rotations in which all ranks take part cannot block each other.
+    Both sides know the sizes beforehand. Messages are cut at CHUNK_BYTES; the k-th piece of every rank is
+    under way at the same time, so rings and rotations in which all ranks take part cannot block each other.
     """
     if send.dtype != recv.dtype:
         raise TypeError(f"sending {send.dtype} into {recv.dtype}")
@@ -170,21 +175,33 @@ def exchange(comm: Any, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
             which are the same on all ranks.
 
     Returns:
-        What every rank had for this one, in rank order; the own part is not copied.
+        What every rank had for this one, in rank order: views of one array.
     """
+    offsets = exchange_offsets(comm, [len(p) for p in parts])
+    joined = np.empty((offsets[-1], *parts[0].shape[1:]), parts[0].dtype)
+    exchange_into(comm, parts, joined, offsets)
+    return [joined[offsets[r] : offsets[r + 1]] for r in range(len(parts))]
+
+
+def exchange_offsets(comm: Any, lengths: Sequence[int]) -> np.ndarray:
+    """int64[ranks + 1]: where the parts lie that this rank receives, given the lengths it sends to each."""
+    offsets = np.zeros(size_of(comm) + 1, np.int64)
+    if len(lengths) != len(offsets) - 1:
+        raise ValueError(f"{len(lengths)} parts for {len(offsets) - 1} ranks")
+    received = np.array(lengths, np.int64)
+    if comm is not None:
+        comm.Alltoall(np.array(lengths, np.int64), received)
+    np.cumsum(received, out=offsets[1:])
+    return offsets
+
+
+def exchange_into(comm: Any, parts: Sequence[np.ndarray], out: np.ndarray, offsets: np.ndarray) -> None:
+    """Fill `out`, cut along its first dimension at `offsets`, with what every rank has for this one."""
     size, me = size_of(comm), rank_of(comm)
-    if len(parts) != size:
-        raise ValueError(f"{len(parts)} parts for {size} ranks")
-    if size == 1:
-        return [parts[0]]
-    lengths = np.empty(size, np.int64)
-    comm.Alltoall(np.array([len(p) for p in parts], np.int64), lengths)
-    tail, dtype = parts[me].shape[1:], parts[me].dtype
-    result = [parts[me] if r == me else np.empty((lengths[r], *tail), dtype) for r in range(size)]
+    out[offsets[me] : offsets[me + 1]] = parts[me]
     for step in range(1, size):  # in each step every rank sends to one and receives from one
         dest, source = (me + step) % size, (me - step) % size
-        sendrecv(comm, parts[dest], dest, result[source], source)
-    return result
+        sendrecv(comm, parts[dest], dest, out[offsets[source] : offsets[source + 1]], source)
 
 
 def allreduce(comm: Any, array: np.ndarray, op: np.ufunc = np.add) -> np.ndarray:
@@ -206,7 +223,7 @@ def any_rank(comm: Any, flag: bool) -> bool:
     return bool(allreduce(comm, np.array([flag], np.uint8), np.maximum)[0])
 
 
-# --- agreement -------------------------------------------------------------------------------------------------
+# --- agreement ---
 
 
 def wait(request: Any, seconds: float | None = None) -> bool:
@@ -230,15 +247,15 @@ def agree(comm: Any, problem: BaseException | None = None, key: tuple = ()) -> N
             lowest rank. Keys must be comparable with each other.
 
     Raises:
-        The problem itself on the rank that had it, an equal exception elsewhere. Its attribute `agreed` is the
-        rank it came from; `mpi.guard` then knows that all ranks are leaving.
+        The problem itself on the rank that had it, an equal exception elsewhere. Its attribute `agreed` is
+        the rank it came from, whose traceback `mpi.guard` shows.
     """
     if any_rank(comm, problem is not None):
         raise_first(comm, problem, key)
 
 
 def raise_first(comm: Any, problem: BaseException | None, key: tuple = ()) -> None:
-    """The second half of `agree`, for callers who know from a reduction of their own that some rank failed."""
+    """The second half of `agree`, for callers whose own reduction has told that some rank failed."""
     if size_of(comm) == 1:
         if problem is not None:
             raise problem
@@ -249,7 +266,7 @@ def raise_first(comm: Any, problem: BaseException | None, key: tuple = ()) -> No
     if not problems:
         return
     _, origin, data = min(problems, key=lambda entry: entry[:2])
-    first = problem if origin == me and problem is not None else pickle.loads(data)
+    first: Any = problem if origin == me else pickle.loads(data)
     first.agreed = origin
     raise first
 

@@ -1,8 +1,9 @@
 """The MPI world: joining it, checking it, leaving it. The only module that imports mpi4py.
 
-Failures are either agreed or sudden. Agreed: all ranks learn of the problem (`comm.agree`) and leave `guard` with
-the same exit code, one of them prints. Sudden: a rank fails while others are somewhere in a collective call; it
-gives them a moment to arrive at `guard` too, then prints and aborts the world. Either way no rank is left waiting.
+Failures are either agreed or sudden. Agreed: all ranks learn of the problem (`comm.agree`) and leave `guard`
+with the same exit code, one of them prints. Sudden: a rank fails while others are somewhere in a collective
+call; it gives them a moment to arrive at `guard` too, then prints and aborts the world. No rank is left
+waiting.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FrameType
@@ -18,25 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from . import comm as _comm
-from .comm import (  # noqa: F401  (one place to import from for those who also need the world)
-    agree,
-    agreed,
-    allgather_arrays,
-    allgather_sizes,
-    allreduce,
-    any_rank,
-    bcast_array,
-    bcast_object,
-    exchange,
-    gather_arrays,
-    gather_each,
-    raise_first,
-    recv_array,
-    send_array,
-    sendrecv,
-    wait,
-)
+from .comm import agree, wait
 from .errors import EXIT_FAULT, EXIT_STOPPED, EXIT_USER, Stopped, UserError
 
 GRACE_SECONDS = 2.0  # how long a failing rank waits for the others before it aborts the world
@@ -76,50 +60,80 @@ def world() -> World:
     """
     global _world
     if _world is None:
-        import mpi4py
-
-        # One thread makes all MPI calls; the default asks for more, which costs a lock in every call.
-        mpi4py.rc.thread_level = "funneled"
-        from mpi4py import MPI
-
-        comm = MPI.COMM_WORLD
-        check_launch(os.environ, comm.size, MPI.get_vendor()[0])
-        node = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
-        _world = World(
-            comm=comm,
-            rank=comm.rank,
-            size=comm.size,
-            node=node,
-            local_rank=node.rank,
-            local_size=node.size,
-            host=MPI.Get_processor_name(),
-            leaving=comm.Dup(),
-        )
+        mpi = _load()
+        library, version = mpi.get_vendor()
+        check_starter(os.environ, library, version[0])
+        if not mpi.Is_initialized():
+            mpi.Init_thread(mpi.THREAD_FUNNELED)  # one thread makes all calls, so MPI need not lock
+        comm = mpi.COMM_WORLD
+        check_size(os.environ, comm.size, library)
+        node = comm.Split_type(mpi.COMM_TYPE_SHARED, key=comm.rank)
+        place = (comm.rank, comm.size, node, node.rank, node.size)
+        _world = World(comm, *place, host=mpi.Get_processor_name(), leaving=comm.Dup())
     return _world
 
 
-def check_launch(environ: Mapping[str, str], size: int, library: str) -> None:
+def _load() -> Any:
+    """mpi4py.MPI, not yet initialised (unless somebody else has done it), to be finalised at exit."""
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    mpi4py.rc.finalize = True
+    with warnings.catch_warnings():  # our own checks end with an error where mpi4py only warns
+        warnings.filterwarnings("ignore", "suspicious MPI execution environment")
+        from mpi4py import MPI
+    return MPI
+
+
+def check_starter(environ: Mapping[str, str], library: str, version: int) -> None:
+    """Refuse processes whose starter cannot talk to the MPI library, where initialising it would only fail.
+
+    Args:
+        environ: environment variables.
+        library, version: name and major version of the MPI library that mpi4py uses.
+
+    Raises:
+        UserError: Open MPI 5 (which needs PMIx) started by a PMI starter, or MPICH and its kin the other way.
+    """
+    if library == "Open MPI":
+        foreign = version >= 5 and not any(v.startswith("PMIX_") for v in environ) and "PMI_SIZE"
+    else:
+        foreign = "PMI_SIZE" not in environ and "MPIR_CVAR_PMI_VERSION" not in environ and SIZE_VARIABLES[0]
+    if foreign and _count(environ, foreign) > 1:
+        raise _not_our_starter(foreign, environ[foreign], library)
+
+
+def check_size(environ: Mapping[str, str], size: int, library: str) -> None:
     """Refuse the N worlds of one rank that arise when the mpirun of another MPI starts N processes.
 
-    Only the first known variable counts: below a launcher of its own, a Slurm step may well have more tasks than
-    the world. SLURM_NTASKS is no sign, since a batch script has it too.
+    Only the first known variable counts: below a launcher of its own, a Slurm step may well have more tasks
+    than the world. SLURM_NTASKS is no sign, since a batch script has it too.
 
     Args:
         environ: environment variables.
         size: size of the world as MPI sees it.
         library: name of the MPI library that mpi4py uses.
+
+    Raises:
+        UserError: the environment tells of more processes than this one, MPI does not.
     """
-    for variable in SIZE_VARIABLES:
-        text = environ.get(variable, "")
-        if text.isdecimal():
-            if size == 1 and int(text) > 1:
-                beside = os.path.join(os.path.dirname(sys.executable), "mpirun")
-                starter = beside if os.path.exists(beside) else f"the mpirun of {library}"
-                raise UserError(
-                    f"{variable} says {text} processes were started, but {library}, the MPI library of this "
-                    f"Python, sees only one: start with {starter}"
-                )
-            return
+    variable = next((v for v in SIZE_VARIABLES if _count(environ, v)), None)
+    if variable and size == 1 and _count(environ, variable) > 1:
+        raise _not_our_starter(variable, environ[variable], library)
+
+
+def _count(environ: Mapping[str, str], variable: str) -> int:
+    text = environ.get(variable, "")
+    return int(text) if text.isdecimal() else 0
+
+
+def _not_our_starter(variable: str, count: str, library: str) -> UserError:
+    beside = os.path.join(os.path.dirname(sys.executable), "mpirun")
+    starter = beside if os.path.exists(beside) else f"the mpirun of {library}"
+    return UserError(
+        f"{variable} says that {count} processes were started, but not by {library}, the MPI library of this "
+        f"Python, which sees only one: start with {starter}"
+    )
 
 
 def once_per_node(world: World, work: Callable[[], Any]) -> Any:
@@ -146,8 +160,8 @@ def once_per_node(world: World, work: Callable[[], Any]) -> Any:
 class Signals:
     """Notes SIGUSR1 and SIGTERM while it is entered, for a loop to stop at its next step.
 
-    A rank inside an MPI call notes a signal only when the call returns, and signals reach the ranks at different
-    times: the loop must share `stop` in the agreement of its steps (`comm.any_rank`).
+    A rank inside an MPI call notes a signal only when the call returns, and signals reach the ranks at
+    different times: the loop must share `stop` in the agreement of its steps (`comm.any_rank`).
     """
 
     caught = (signal.SIGUSR1, signal.SIGTERM)
@@ -171,7 +185,8 @@ class Signals:
 def guard(main: Callable[..., int | None], *arguments: Any) -> int:
     """Call `main` and return the exit code of the process, the same on every rank.
 
-    A user's error ends with one line on standard error, a fault with the traceback of the first rank that had it.
+    A user's error ends with one line on standard error, a fault with the traceback of the first rank that had
+    it.
     Codes: what main returned, 2 the user's error, 1 a fault, 75 stopped after saving, 130 interrupted.
     """
     code, text, speaks = EXIT_FAULT, "", True

@@ -1,4 +1,4 @@
-"""How many threads a rank may use; standard library only, because it must be settled before NumPy is imported."""
+"""How many threads a rank may use. Standard library only: it must be settled before NumPy is imported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOCAL_SIZE_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "MV2_CO
 
 
 def ranks_on_node(environ: Mapping[str, str]) -> int:
-    """Ranks started on this host as the launcher tells it, before MPI is initialised; 1 without a launcher."""
+    """Ranks started on this host, as the launcher tells before MPI is initialised; 1 without a launcher."""
     for variable in LOCAL_SIZE_VARIABLES:
         if environ.get(variable, "").isdecimal():
             return max(1, int(environ[variable]))

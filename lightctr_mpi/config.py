@@ -135,9 +135,9 @@ class TrainOptions:
         2, "epochs without improvement before stopping; 0: never stop early", range=Range(0)
     )
     monitor: str = option(
-        "valid_logloss",
-        "metric that decides the best epoch",
-        choices=("valid_logloss", "valid_auc", "valid_rmse", "train_logloss"),
+        "auto",
+        "metric that decides the best epoch (auto: valid_logloss, valid_rmse for the squared loss)",
+        choices=("auto", "valid_logloss", "valid_auc", "valid_rmse", "train_logloss"),
     )
     resume: str = option(
         "", "continue from a checkpoint file, or auto: from the newest of the run folder if there is one"
@@ -185,19 +185,52 @@ class Run:
 SECTIONS = tuple(f.name for f in dataclasses.fields(Run) if dataclasses.is_dataclass(f.default_factory))
 
 
+# Options that mean something for some models or optimizers only: key -> (option that decides, its values).
+OWNERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "model.k": ("model.name", ("fm", "ffm")),
+    "model.init": ("model.name", ("fm", "ffm")),
+    "model.init_scale": ("model.name", ("fm", "ffm")),
+    "optimizer.init": ("optimizer.name", ("adagrad",)),
+    "optimizer.alpha": ("optimizer.name", ("ftrl",)),
+    "optimizer.beta": ("optimizer.name", ("ftrl",)),
+}
+
+
+def applies(run: Run, key: str) -> bool:
+    """Whether an option has a meaning under the chosen model and optimizer."""
+    if key not in OWNERS:
+        return True
+    chooser, names = OWNERS[key]
+    section, _, name = chooser.partition(".")
+    return getattr(getattr(run, section), name) in names
+
+
 def check(run: Run) -> None:
-    """What no single option can tell: raises UserError for options that contradict each other."""
-    model, optimizer = run.model, run.optimizer
-    if model.name == "lr" and not model.linear:
+    """What no single option can tell: raises UserError for options that contradict each other.
+
+    The options of factors are accepted, without effect, for a model that has none, so that one command line
+    serves for comparing models; a forgotten hyper-parameter of an optimizer would be a silent mistake.
+    """
+    if run.model.name == "lr" and not run.model.linear:
         raise UserError(
             "model.name = lr learns nothing else than the linear weights: model.linear cannot be false"
         )
-    for name, owner in (("alpha", "ftrl"), ("beta", "ftrl"), ("init", "adagrad")):
-        default = OptimizerOptions.__dataclass_fields__[name].default
-        if optimizer.name != owner and getattr(optimizer, name) != default:
-            raise UserError(f"optimizer.{name} belongs to {owner} and optimizer.name is {optimizer.name}")
+    for f in dataclasses.fields(OptimizerOptions):
+        key = f"optimizer.{f.name}"
+        if getattr(run.optimizer, f.name) != f.default and not applies(run, key):
+            owner = OWNERS[key][1][0]
+            raise UserError(f"{key} belongs to {owner} and optimizer.name is {run.optimizer.name}")
     if run.data.label_map and run.data.labels == "soft":
         raise UserError("data.label_map makes labels 0 and 1: it cannot be used with data.labels = soft")
-    monitor = run.train.monitor
-    if monitor in ("valid_auc", "valid_rmse") and not run.data.valid:
+    _check_monitor(run)
+
+
+def _check_monitor(run: Run) -> None:
+    monitor, logistic = run.train.monitor, run.model.loss == "logistic"
+    if monitor.endswith("logloss") and not logistic:
+        raise UserError(f"train.monitor = {monitor} needs model.loss = logistic, it is {run.model.loss}")
+    usual = (
+        "valid_logloss" if logistic else "valid_rmse"
+    )  # what auto stands for, with validation files or not
+    if monitor.startswith("valid_") and monitor != usual and not run.data.valid:
         raise UserError(f"train.monitor = {monitor} needs validation files: data.valid is empty")

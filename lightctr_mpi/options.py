@@ -38,15 +38,22 @@ class Resolved:
     sources: Given
 
 
-def resolve(argv: Sequence[str], env: Mapping[str, str]) -> Resolved:
+def resolve(
+    argv: Sequence[str], env: Mapping[str, str], base: Sequence[str] = (), base_name: str = "the job"
+) -> Resolved:
     """Read `[job.toml] [--section.key value ...]` and the environment.
+
+    Args:
+        argv: the command line behind the command.
+        env: the environment.
+        base: flags of a built-in job called `base_name`, which everything else wins over.
 
     Raises:
         UserError: an unknown name, a value out of range, an unreadable job file, options that contradict
             each other.
     """
     file, flags = read_flags(argv)
-    given: Given = {}
+    given: Given = {key: (value, base_name) for key, (value, _) in read_flags(base)[1].items()}
     if file is not None:
         given |= _read_file(file)
     given |= _read_environment(env)
@@ -81,14 +88,18 @@ def from_dict(tree: Mapping[str, Any], source: str = "a dictionary") -> Run:
 
 
 def to_toml(run: Run) -> str:
-    """A job file that gives exactly this Run; options left to the trainer (None) are left out."""
+    """A job file that gives this Run again.
+
+    Options left to the trainer (None) are left out, and so are those without a meaning under the chosen model
+    and optimizer, whatever stands there.
+    """
     lines, section = [], ""
     for key, value in _flat(run).items():
         option = OPTIONS[key]
         if option.section != section:
             section = option.section
             lines += ["", f"[{section}]"]
-        if value is not None:
+        if value is not None and config.applies(run, key):
             lines.append(f"{option.name} = {_toml_value(value)}")
     return "\n".join(lines) + "\n"
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lightctr_mpi import options
-from lightctr_mpi.config import Range, Run, check
+from lightctr_mpi.config import OWNERS, ModelOptions, OptimizerOptions, Range, Run, check
 from lightctr_mpi.errors import UserError
 from lightctr_mpi.optiontable import OPTIONS, VARIABLES, nearest
 
@@ -59,6 +59,15 @@ def test_later_sources_win(job):
         "optimizer.lr = 0.3 (from environment variable LIGHTCTR_OPTIMIZER_LR)",
         f"optimizer.l2 = 0.5 (from {path}:4)",
     ]
+
+
+def test_a_built_in_job_is_what_everything_else_wins_over(job):
+    base = ["--data.train", "sample", "--out", "runs/sample", "--model.k", "2", "--seed", "9"]
+    argv = [job("[model]\nk = 3\n"), "--data.train", "mine"]
+    resolved = options.resolve(argv, {"LIGHTCTR_SEED": "8"}, base, "the sample job")
+    run = resolved.run
+    assert (run.data.train, run.out, run.model.k, run.seed) == (("mine",), "runs/sample", 3, 8)
+    assert options.explain(resolved)[1] == 'out = "runs/sample" (from the sample job)'
 
 
 def test_a_value_equal_to_the_default_is_not_explained():
@@ -282,6 +291,7 @@ def test_unknown_variables(variable, suggestion):
         ("--optimizer.name sgd --optimizer.init 2", ("optimizer.init", "adagrad", "sgd")),
         ("--data.label_map 1:0,2:1 --data.labels soft", ("data.label_map", "soft")),
         ("--train.monitor valid_auc", ("train.monitor", "data.valid")),
+        ("--train.monitor valid_logloss --model.loss squared", ("train.monitor", "model.loss")),
     ],
 )
 def test_contradictions(argv, words):
@@ -292,6 +302,7 @@ def test_contradictions(argv, words):
 def test_no_contradiction_where_the_option_applies():
     check(run_of("--optimizer.name=ftrl", "--optimizer.alpha=0.1", "--optimizer.beta=0.5"))
     check(run_of("--train.monitor=valid_auc", "--data.valid=x"))
+    check(run_of("--model.name=lr", "--model.k=4"))  # one command line for all models
 
 
 # --- the table ---
@@ -373,12 +384,13 @@ def values_of(option):
 @st.composite
 def runs(draw):
     flat = {key: draw(values_of(option)) for key, option in OPTIONS.items()}
-    optimizer = flat["optimizer.name"]
-    for key, owner in (("alpha", "ftrl"), ("beta", "ftrl"), ("init", "adagrad")):
-        if optimizer != owner:
-            flat[f"optimizer.{key}"] = OPTIONS[f"optimizer.{key}"].default
+    for key, (chooser, names) in OWNERS.items():
+        if flat[chooser] not in names:
+            flat[key] = OPTIONS[key].default
     flat["model.linear"] |= flat["model.name"] == "lr"
     flat["data.label_map"] = "" if flat["data.labels"] == "soft" else flat["data.label_map"]
+    if flat["train.monitor"].endswith("logloss"):
+        flat["model.loss"] = "logistic"
     flat["data.valid"] = flat["data.valid"] or ("v",)
     run = Run(**{key: value for key, value in flat.items() if "." not in key})
     for section in {option.section for option in OPTIONS.values()} - {""}:
@@ -403,6 +415,20 @@ def test_toml_of_an_unset_option_leaves_it_out():
     text = options.to_toml(Run())
     assert "k =" not in text.split("[model]")[1].split("[optimizer]")[0]
     assert 'name = "fm"' in text and "quiet = false" in text and "seed = 1" in text
+
+
+def test_toml_of_a_settled_run_can_be_used_again():
+    """What a trainer fills in where it means nothing (k = 0 for lr, alpha for adagrad) is not written."""
+    run = Run(
+        model=ModelOptions(name="lr", k=0, init_scale=0.05), optimizer=OptimizerOptions(lr=0.2, alpha=0.2)
+    )
+    again = options.from_toml(options.to_toml(run), "config.toml")
+    assert (again.model.name, again.model.k, again.optimizer.lr, again.optimizer.alpha) == (
+        "lr",
+        None,
+        0.2,
+        None,
+    )
 
 
 def test_text_of_a_stranger_is_refused_with_its_name():

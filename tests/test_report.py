@@ -126,8 +126,9 @@ def test_table_of_epochs_and_summary():
 def test_one_object_for_each_epoch_with_null_for_what_json_lacks(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"epoch": 1, "old": true}\n')
-    lines = report.JsonLines(path)
-    lines.start([])
+    lines = report.JsonLines()
+    lines.epoch({"epoch": 0})  # nowhere to write to yet
+    lines.open_metrics(path)
     lines.epoch({"epoch": 1, "train_logloss": np.float32(0.5), "valid_auc": None, "n": np.int64(3)})
     assert lines_of(path) == [{"epoch": 1, "train_logloss": 0.5, "valid_auc": None, "n": 3}]  # before close
     why = {"valid_auc": "one class"}
@@ -140,8 +141,8 @@ def test_one_object_for_each_epoch_with_null_for_what_json_lacks(tmp_path):
 def test_resume_writes_the_epochs_of_the_checkpoint_whatever_the_old_file_has(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"epoch": 1, "a": 1}\n{"epoch": 3, "a": 3}\n{"epoch": 4, "a')
-    lines = report.JsonLines(path, [{"epoch": 1, "a": 1}, {"epoch": 2, "a": math.nan}])
-    lines.start([])
+    lines = report.JsonLines()
+    lines.open_metrics(path, [{"epoch": 1, "a": 1}, {"epoch": 2, "a": math.nan}])
     lines.epoch({"epoch": 3, "a": 30})
     lines.close()
     assert lines_of(path) == [{"epoch": 1, "a": 1}, {"epoch": 2, "a": None}, {"epoch": 3, "a": 30}]
@@ -149,14 +150,15 @@ def test_resume_writes_the_epochs_of_the_checkpoint_whatever_the_old_file_has(tm
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(UserError, match=r"cannot write .*nowhere/metrics.jsonl: No such file"):
-        report.JsonLines(tmp_path / "nowhere" / "metrics.jsonl").start([])
+        report.JsonLines().open_metrics(tmp_path / "nowhere" / "metrics.jsonl")
 
 
 # --- who gets what ---
 
 
-def tell_all(news):
+def tell_all(news, path):
     news.start(["start"], epochs=1)
+    news.open_metrics(path)
     news.progress(1, 1, 2, 0.5, 1.0)
     news.note("note")
     news.epoch({"epoch": 1, "train_logloss": 0.5}, best=True)
@@ -165,7 +167,7 @@ def tell_all(news):
 
 
 def test_rank_0_prints_and_writes(tmp_path, capsys):
-    tell_all(report.build(0, False, tmp_path / "m.jsonl"))
+    tell_all(report.build(0, False), tmp_path / "m.jsonl")
     printed = capsys.readouterr()
     assert printed.out.splitlines()[:2] == ["start", "note"] and "model  x" in printed.out
     assert printed.err == ""
@@ -173,12 +175,12 @@ def test_rank_0_prints_and_writes(tmp_path, capsys):
 
 
 def test_quiet_writes_only(tmp_path, capsys):
-    tell_all(report.build(0, True, tmp_path / "m.jsonl"))
+    tell_all(report.build(0, True), tmp_path / "m.jsonl")
     assert capsys.readouterr() == ("", "")
     assert lines_of(tmp_path / "m.jsonl") == [{"epoch": 1, "train_logloss": 0.5}]
 
 
 def test_other_ranks_are_silent(tmp_path, capsys):
-    tell_all(report.build(1, False, tmp_path / "m.jsonl"))
+    tell_all(report.build(1, False), tmp_path / "m.jsonl")
     assert capsys.readouterr() == ("", "")
     assert not (tmp_path / "m.jsonl").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,18 @@ class Report:
 
     def start(self, lines: Sequence[str], epochs: int | None = None) -> None:
         """The run begins: what it works on, and after how many epochs it ends at the latest."""
+
+    def open_metrics(self, path: str | os.PathLike[str], history: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Write the records of epochs to this file from now on.
+
+        Args:
+            path: the file, written anew.
+            history: records of the epochs that a resumed run has behind it. They come from the checkpoint, not
+                from the old file: that may lack a line, end in half of one, or have epochs to be learned again.
+
+        Raises:
+            UserError: the file cannot be written.
+        """
 
     def progress(
         self, epoch: int, done: int, total: int, loss: float, seconds: float, already: int = 0
@@ -52,6 +65,10 @@ class Reports(Report):
     def start(self, lines: Sequence[str], epochs: int | None = None) -> None:
         for receiver in self._receivers:
             receiver.start(lines, epochs)
+
+    def open_metrics(self, path: str | os.PathLike[str], history: Sequence[Mapping[str, Any]] = ()) -> None:
+        for receiver in self._receivers:
+            receiver.open_metrics(path, history)
 
     def progress(
         self, epoch: int, done: int, total: int, loss: float, seconds: float, already: int = 0

@@ -13,34 +13,27 @@ from .base import Report
 
 
 class JsonLines(Report):
-    """Appends a line for each epoch.
+    """Appends a line for each epoch, once there is a file to write to."""
 
-    Args:
-        path: the file; written anew when the run starts.
-        history: records of the epochs that a resumed run has behind it. They come from the checkpoint, not
-            from the old file, which may lack a line, end in half of one, or have epochs that are learned again.
-    """
-
-    def __init__(self, path: str | os.PathLike[str], history: Sequence[Mapping[str, Any]] = ()):
-        self._path = os.fspath(path)
-        self._history = history
+    def __init__(self) -> None:
         self._stream: TextIO | None = None
 
-    def start(self, lines: Sequence[str], epochs: int | None = None) -> None:
-        """Open the file. Raises UserError when it cannot be written."""
-        part = self._path + ".part"  # a kill in between must not lose the old lines
+    def open_metrics(self, path: str | os.PathLike[str], history: Sequence[Mapping[str, Any]] = ()) -> None:
+        path = os.fspath(path)
+        part = path + ".part"  # a kill in between must not lose the old lines
+        self.close()
         try:
             with open(part, "w", encoding="utf-8") as stream:
-                stream.writelines(to_json(record) + "\n" for record in self._history)
-            os.replace(part, self._path)
-            self._stream = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 - closed by close()
+                stream.writelines(to_json(record) + "\n" for record in history)
+            os.replace(part, path)
+            self._stream = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed by close()
         except OSError as error:
-            raise UserError(f"cannot write {self._path}: {error.strerror}") from None
+            raise UserError(f"cannot write {path}: {error.strerror}") from None
 
     def epoch(self, record: Mapping[str, Any], best: bool = False) -> None:
-        assert self._stream is not None, "start() comes first"
-        self._stream.write(to_json(record) + "\n")
-        self._stream.flush()
+        if self._stream is not None:
+            self._stream.write(to_json(record) + "\n")
+            self._stream.flush()
 
     def close(self) -> None:
         if self._stream is not None:

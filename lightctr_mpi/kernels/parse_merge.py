@@ -40,7 +40,7 @@ def merge_rows(indptr, fields, ids, values, ones, slots, bad):
             grow from row to row, what an earlier row left is known to be stale and needs no clearing.
         bad: uint8[n], 0; becomes 1 for a row in which a sum overflowed float32.
 
-    Returns the number of entries left, or -1 if `ones` and something repeats (indptr and entries are unchanged).
+    Returns the number of entries left, or -1 if `ones` and something repeats (nothing is changed then).
     """
     mask = len(slots) - 1
     kept = 0

@@ -1,11 +1,11 @@
-"""What all readers share: the Reader itself, the place of a piece of data, label rules, merging of duplicates."""
+"""What all readers share: Reader, the place of a piece of data, label rules, merging of duplicates."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -57,11 +57,11 @@ class LabelRule:
     Attributes:
         expected: what a label must be, for error messages.
         arrays: the rule for kernels (`parse_number.read_label`): mode (one of LABEL_*), and for the label map
-            the texts one after the other uint8[], their ends int64[m + 1], their values as numbers float64[m]
-            (NaN when a text is none) and the labels that they stand for float32[m].
+            the texts one after the other uint8[], their ends int64[m + 1], the numbers they are (float64[m],
+            rounded to float32, NaN when a text is none) and the labels they stand for float32[m].
 
-    A label is looked up in the map by its text, else by its number: 1:0 holds for 1.0 too. Raises UserError for a
-    malformed map.
+    A label is looked up in the map by its text, else by its number: 1:0 holds for 1.0 too. Raises UserError
+    for a malformed map.
     """
 
     def __init__(self, options: DataOptions, task: str):
@@ -78,7 +78,7 @@ class LabelRule:
                 "a label -1, 0 or 1 (data.labels soft takes probabilities, data.label_map translates others)"
             )
         texts = [text.encode() for text in pairs]
-        numbers = [float(text) if NUMBER.fullmatch(text) else math.nan for text in texts]
+        numbers = [np.float32(text) if NUMBER.fullmatch(text) else math.nan for text in texts]
         self.arrays = (
             np.int64(LABEL_ANY if task == "squared" else LABEL_SOFT if soft else LABEL_BINARY),
             np.frombuffer(bytearray(b"".join(texts)), np.uint8),
@@ -120,7 +120,7 @@ class Reader:
 
     name: ClassVar[str]
     has_fields: ClassVar[bool]
-    sample: ClassVar[bytes]
+    sample: bytes
 
     def __init__(self, options: DataOptions, task: str):
         self.options, self.task = options, task
@@ -144,32 +144,23 @@ class Reader:
         return (policy or self.options.on_bad_row) == "skip"
 
     def settings(self) -> dict[str, Any]:
-        """All that decides what a text means, as JSON can hold it: part of a cache's key and of a model file."""
+        """All that decides what a text means, as JSON can hold it: part of cache keys and of model files."""
         names = ("labels", "label_map", "on_bad_row")
         return {"format": self.name, "task": self.task} | {
             name: getattr(self.options, name) for name in names
         }
 
 
-@dataclass(slots=True)
-class Rows:
-    """What a parse kernel has produced, not yet checked for duplicates.
+def merge_duplicates(block: Block, where: Where, skip: bool, at: np.ndarray | None = None) -> Block:
+    """Adds up the values of equal (field, id) in each row, at the place of the first; rewrites the arrays.
 
-    Attributes:
-        block: the rows.
-        at: int64[n], byte offset of each row in the data, or None where no row can be at fault.
+    Args:
+        block: rows from a reader.
+        where: place of the data, for the error.
+        skip: leave out a row with a sum beyond float32, which else is a DataError.
+        at: int64[n], byte offset of each row in the data; may be None where values are None: a sum of ones
+            does not overflow.
     """
-
-    block: Block
-    at: np.ndarray | None = field(default=None)
-
-
-def merge_duplicates(rows: Rows, where: Where, skip: bool) -> Block:
-    """Adds up the values of equal (field, id) in each row, at the place of the first; rewrites the Block's arrays.
-
-    A sum beyond float32 is an error at that row, or the row is left out if `skip`.
-    """
-    block = rows.block
     n, nnz = block.n_rows, block.nnz
     if nnz < 2:
         return block
@@ -191,7 +182,7 @@ def merge_duplicates(rows: Rows, where: Where, skip: bool) -> Block:
     if not bad.any():
         return block
     if not skip:
-        offset = 0 if rows.at is None else int(rows.at[np.argmax(bad)])
+        offset = 0 if at is None else int(at[np.argmax(bad)])
         found = "values of one feature that add up to infinity"
         raise DataError(where.file, where.line_of(offset), found, "a finite sum")
     return drop_rows(block, bad != 0)
@@ -220,12 +211,17 @@ def drop_rows(block: Block, drop: np.ndarray) -> Block:
     )
 
 
-def excerpt(data: bytes, offset: int, ends: bytes = b" \t\r\n", longest: int = 40) -> str:
-    """What stands at `offset`, up to one of the bytes `ends`, quoted and cut to `longest` characters."""
+def excerpt(data: bytes, offset: int, ends: bytes = b" \t\r\n") -> str:
+    """What stands at `offset`, up to one of the bytes `ends`, as `quote` shows it."""
     stop = offset
-    while stop < len(data) and data[stop] not in ends and stop - offset <= longest:
+    while stop < len(data) and data[stop] not in ends and stop - offset < 1000:
         stop += 1
-    text = data[offset:stop].decode("utf-8", "backslashreplace")
-    if not text:
+    return quote(data[offset:stop])
+
+
+def quote(text: bytes, longest: int = 40) -> str:
+    """Text for a message: in quotes, on one line, cut to `longest` characters; "nothing" if there is none."""
+    shown = text.decode("utf-8", "backslashreplace")
+    if not shown:
         return "nothing"
-    return repr(text[:longest] + "..." if len(text) > longest else text)
+    return repr(shown[:longest] + "..." if len(shown) > longest else shown)

@@ -99,8 +99,8 @@ def _columns(lines: list[str], filename: str, schema: str) -> str:
         what = "a header" if not numbers[0] else "text in its columns"
         start = ", ".join(rows[0][:4]) + (", ..." if width > 4 else "")
         raise UserError(
-            f"{filename}: looks like {kind} of {width} columns with {what} ({start}): say what the columns are with "
-            f"--data.schema, or give --data.format dense if all are numbers, label first"
+            f"{filename}: looks like {kind} of {width} columns with {what} ({start}): say what the columns "
+            f"are with --data.schema, or give --data.format dense if all are numbers, label first"
         )
     return ""
 

@@ -1,7 +1,7 @@
 """Source: input files cut into units of whole lines, so that every rank reads its own share and nothing else.
 
-A file is a stream of bytes (decompressed, where it is gzip) and unit k of it owns the lines that START in bytes
-k*unit_bytes to (k+1)*unit_bytes. What a unit holds therefore depends on the file alone, not on the number of ranks.
+A file is a stream of bytes (decompressed where it is gzip); unit k of it owns the lines that START in bytes
+k*unit_bytes to (k+1)*unit_bytes. So what a unit holds depends on the file, not on the number of ranks.
 """
 
 from __future__ import annotations
@@ -41,15 +41,10 @@ class Unit:
     file: int
     index: int
 
-    @property
-    def number(self) -> int:
-        """Grows in the order of the input; it is not consecutive from one file to the next."""
-        return self.file << 32 | self.index
-
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One input file: its name as the user gave it, where it lies, its size on disk and whether it is gzip."""
+    """One input file: its name as the user gave it, its path, its size on disk and whether it is gzip."""
 
     name: str
     path: str
@@ -78,33 +73,19 @@ class Source:
         """Bytes on disk."""
         return sum(file.size for file in self.files)
 
-    @property
-    def units(self) -> tuple[Unit, ...]:
-        """Units of the plain files; how many a compressed file has is known only after reading it."""
-        return tuple(unit for number in range(len(self.files)) for unit in self._units_of(number))
-
     def iterate(self, rank: int = 0, size: int = 1) -> Iterator[tuple[int, Unit, bytes]]:
-        """Yields (unit.number, unit, data) of the units that fall to `rank` of `size`, in growing order.
+        """Yields (number, unit, data) of the units numbered rank, rank + size, rank + 2*size ...
 
-        Over all ranks each unit comes up once. Plain files are dealt unit by unit. So are compressed ones
-        when they are fewer than the ranks, and every rank then decompresses them all; else they are dealt whole.
-        Raises UserError for a file that cannot be read or is damaged.
+        Units are numbered from 0 through all files: the k-th ones of all ranks lie before their k+1-th ones.
+        How many a compressed file has shows only in reading it: every rank decompresses it and keeps its
+        own. Raises UserError for a file that cannot be read or is damaged.
         """
-        mine = {unit for turn, unit in enumerate(self.units) if turn % size == rank}
-        n_compressed = sum(file.compressed for file in self.files)
-        turn = 0
-        for number, file in enumerate(self.files):
-            if not file.compressed:
-                for unit in self._units_of(number):
-                    if unit in mine:
-                        yield unit.number, unit, self.read(unit)
-                continue
-            whole = n_compressed >= size
-            if not whole or turn % size == rank:
-                for unit, data in self._decompress(number):
-                    if whole or unit.index % size == rank:
-                        yield unit.number, unit, data
-            turn += 1
+        number = 0
+        for file in range(len(self.files)):
+            for unit, data in self._units_of(file):
+                if number % size == rank:
+                    yield number, unit, self.read(unit) if data is None else data
+                number += 1
 
     def read(self, unit: Unit) -> bytes:
         """The whole lines of one unit, maybe none. A byte order mark at the start of a file is left out."""
@@ -151,13 +132,13 @@ class Source:
         return self._first_lines[file]
 
     def head(self, nbytes: int = 1 << 16) -> tuple[str, bytes]:
-        """Name and first bytes of the first file that is not empty (else of the first), to guess the format."""
+        """Name and first bytes of the first file that is not empty (else of the first), for `guess`."""
         for number, file in enumerate(self.files):
             with self._open(number) as stream:
                 _skip_mark(stream)
                 if data := stream.read(nbytes):
                     return file.name, data
-        return self.files[0].name, b""
+        return self.files[0].name if self.files else "", b""
 
     def identity(self) -> list[tuple[str, int, int, int, int]]:
         """(absolute path, size, mtime_ns, ctime_ns, inode) of each file as it is now."""
@@ -169,13 +150,16 @@ class Source:
 
     @staticmethod
     def digest(data: bytes) -> bytes:
-        """blake2b of a unit's data (32 bytes); the hash of all units' digests in order is the content hash."""
+        """blake2b of a unit's data (32 bytes); a hash of all units' digests in order tells the content."""
         return hashlib.blake2b(data, digest_size=32).digest()
 
-    def _units_of(self, file: int) -> list[Unit]:
+    def _units_of(self, file: int) -> Iterator[tuple[Unit, bytes | None]]:
+        """The units of a file, with their data where they are found by reading it."""
         if self.files[file].compressed:
-            return []
-        return [Unit(file, index) for index in range(-(-self.files[file].size // self.unit_bytes))]
+            yield from self._decompress(file)
+        else:
+            for index in range(-(-self.files[file].size // self.unit_bytes)):
+                yield Unit(file, index), None
 
     def _stretch(self, unit: Unit) -> tuple[int, int]:
         return unit.index * self.unit_bytes, (unit.index + 1) * self.unit_bytes
@@ -184,7 +168,7 @@ class Source:
         return _Opened(self.files[file])
 
     def _lines(self, stream: BinaryIO, unit: Unit, position: int, stop: int) -> bytes:
-        """Reads on from `position`, where a line starts, to the end of the last line that starts before `stop`."""
+        """Reads from `position`, a line start, to the end of the last line that starts before `stop`."""
         if position >= stop:
             return b""
         data = stream.read(stop - position)

@@ -14,6 +14,8 @@ from .kernels import rows as rows_kernels
 from .kernels import sparse
 from .rowstore import RowStore
 
+_ONES = np.empty(0, np.float32)  # what kernels take for "every value is 1"
+
 
 def positions(keys: np.ndarray, known: np.ndarray) -> np.ndarray:
     """int32[n]: where each of `keys` stands in the sorted array `known`, -1 where it does not."""
@@ -74,5 +76,6 @@ class BoundRows:
         elif self._fields is not None and block.fields is not None:
             block.fields = rows_kernels.translate(block.fields, self._fields)
         block.norms = np.empty(block.n_rows, np.float32)
-        sparse.row_norms(block.indptr, block.values, block.norms, self.norm)
+        values = _ONES if block.values is None else block.values
+        sparse.row_norms(block.indptr, values, block.norms, self.norm)
         return block

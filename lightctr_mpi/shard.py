@@ -10,16 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from .kernels import rows as rows_kernels
-from .kernels import sparse
+from .kernels.memory import alloc_rows, row_stride
 from .models.base import Model
 from .optim.base import Optimizer
-
-
-def row_stride(width: int) -> int:
-    """Floats from one row to the next: a power of two below a cache line (16 floats), whole lines above."""
-    if width >= 16:
-        return -(-width // 16) * 16
-    return 1 << max(width - 1, 0).bit_length()
 
 
 class Shard:
@@ -49,11 +42,11 @@ class Shard:
         width, slots = model.width, optimizer.slots
         self.first, self.end = owned if owned is not None else (0, len(keys))
         if owned is None:
-            self.rows = sparse.alloc_rows(len(keys), row_stride(width * (1 + slots)))
+            self.rows = alloc_rows(len(keys), row_stride(width * (1 + slots)))
             self.state, self.state_col = self.rows, width
         else:
-            self.rows = sparse.alloc_rows(len(keys), width)
-            self.state, self.state_col = sparse.alloc_rows(self.end - self.first, slots * width), 0
+            self.rows = alloc_rows(len(keys), width)
+            self.state, self.state_col = alloc_rows(self.end - self.first, slots * width), 0
         self.bias = np.zeros(1 + slots, np.float32)
         model.init_rows(self.rows, keys, seed)
         optimizer.init_state(self.rows_of_state(0, self.end - self.first), self.weights(self.first, self.end))
@@ -67,23 +60,16 @@ class Shard:
         """float32[b - a, slots * width] view of the state; a and b count from the first owned row."""
         return self.state[a:b, self.state_col : self.state_col + self.optimizer.slots * self.model.width]
 
-    def scale(self, samples: float) -> float:
-        """Factor on a gradient summed over `samples` rows: the one place where a batch is averaged."""
-        if self.optimizer.reduction == "sum" or samples <= 0:
-            return 1.0
-        return 1.0 / samples
-
     def apply(self, ids: np.ndarray, grads: np.ndarray, dbias: float, samples: float) -> None:
         """Move owned rows `ids` (int32[u]) and the bias by their summed gradients (float32[u, width])."""
-        scale = self.scale(samples)
+        scale = self.optimizer.scale(samples)  # the one place where a batch is averaged
         state_ids = ids if self.first == 0 else ids - np.int32(self.first)
+        state = self.state if self.optimizer.slots else self.rows
         self.optimizer.apply_rows(
-            self.rows, ids, self.state, state_ids, self.state_col, self.model.width, grads, scale
+            self.rows, ids, state, state_ids, self.state_col, self.model.width, grads, scale
         )
         if self.model.bias:
-            self.optimizer.apply_dense(
-                self.bias[:1], self.bias[1:], np.array([dbias], np.float32), np.float32(scale)
-            )
+            self.optimizer.apply_dense(self.bias[:1], self.bias[1:], np.array([dbias], np.float32), scale)
 
     def all_finite(self) -> bool:
         """Whether every weight is a finite number."""

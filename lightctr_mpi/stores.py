@@ -39,6 +39,7 @@ class Store(Protocol):
     shard: Shard
     comm: Any
     step_rows: int
+    bounds: np.ndarray  # int64[owners + 1]: rows of the table whose state each rank owns
 
     def part(self, n_rows: int) -> tuple[int, int]: ...
 
@@ -53,6 +54,7 @@ class Sequential:
 
     def __init__(self, shard: Shard):
         self.shard, self.step_rows = shard, SWEEP_ROWS
+        self.bounds = np.array([0, len(shard.keys)], np.int64)
         self._sums = np.zeros(2, np.float64)
 
     def part(self, n_rows: int) -> tuple[int, int]:
@@ -84,10 +86,10 @@ class Replica:
 
     def __init__(self, shard: Shard, loss: str, batch_size: int):
         self.shard, self.loss, self.step_rows = shard, loss, batch_size
+        self.bounds = np.array([0, len(shard.keys)], np.int64)
         self._scratch = np.full(len(shard.keys), -1, np.int32)
         self._grad = np.zeros((0, shard.model.width), np.float32)
-        hyper = shard.optimizer
-        self._l2, self._l1 = (0.0, 0.0) if hyper.regularises else (hyper.l2, hyper.l1)
+        self._l2, self._l1 = shard.optimizer.penalty
 
     def part(self, n_rows: int) -> tuple[int, int]:
         return self.rank * n_rows // self.size, (self.rank + 1) * n_rows // self.size

@@ -1,4 +1,4 @@
-"""Ring: mini-batches over many ranks, each of which holds all weights and owns the state of one range of keys.
+"""Ring store: mini-batches over many ranks, each of which holds all weights and owns the state of one range of keys.
 
 A step is one synchronous mini-batch. Ranks first exchange a small header (sums, stop flags, size of their
 gradients), from which all of them derive the same decision; then gradients travel to the owners (reduce-scatter,
@@ -19,7 +19,7 @@ from ..shard import Shard
 from ..stores import Gradient, Replica, StepSums
 from .allgather import all_gather
 from .reduce_scatter import reduce_scatter
-from .segments import segments
+from .segments import Scratch, segments
 from .sparse import all_gather_rows, exchange_by_owner
 
 HEADER = 6  # loss, weight, rows, gradient of the bias, stop flag, unique keys
@@ -40,9 +40,11 @@ class Ring(Replica):
         dense_above: float,
     ):
         self.comm, self.rank, self.size = comm, comm.Get_rank(), comm.Get_size()
-        self._bounds = segments(len(keys), self.size)
-        owned = (int(self._bounds[self.rank]), int(self._bounds[self.rank + 1]))
+        bounds = segments(len(keys), self.size)
+        owned = (int(bounds[self.rank]), int(bounds[self.rank + 1]))
         super().__init__(Shard(model, optimizer, keys, seed, owned), loss, batch_size)
+        self.bounds = bounds
+        self._arrays = Scratch()
         self._dense_above = dense_above
         self._table: np.ndarray | None = None
         self._headers = np.zeros((self.size, HEADER), np.float64)
@@ -80,8 +82,8 @@ class Ring(Replica):
         table = self._table
         table.fill(0.0)
         sparse.scatter_add_rows(table, gradient.ids, gradient.rows)
-        bounds = self._bounds * width
-        reduce_scatter(self.comm, table.reshape(-1), bounds)
+        bounds = self.bounds * width
+        reduce_scatter(self.comm, table.reshape(-1), bounds, self._arrays)
         moved = rows_kernels.nonzero_rows(table, shard.first, shard.end)
         shard.apply(moved, table[moved], dbias, samples)
         all_gather(self.comm, shard.rows.reshape(-1), bounds)
@@ -89,7 +91,7 @@ class Ring(Replica):
     def _push_sparse(self, gradient: Gradient, dbias: float, samples: float) -> None:
         """Key and row pairs: each to its owner, who adds them in the order of ranks; moved rows to everyone."""
         shard = self.shard
-        ids, summed = exchange_by_owner(self.comm, gradient.ids, gradient.rows, self._bounds)
+        ids, summed = exchange_by_owner(self.comm, gradient.ids, gradient.rows, self.bounds, self._arrays)
         shard.apply(ids, summed, dbias, samples)
-        all_ids, moved = all_gather_rows(self.comm, ids, shard.rows[ids])
+        all_ids, moved = all_gather_rows(self.comm, ids, shard.rows[ids], self._arrays)
         sparse.scatter_set_rows(shard.rows, all_ids, moved)

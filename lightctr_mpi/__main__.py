@@ -1,0 +1,32 @@
+"""`python -m lightctr_mpi`: settle threads, then hand over to the commands under one guard."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def main() -> int:
+    from .threads import limit_threads
+
+    # Before NumPy and Numba are loaded: they read the environment once.
+    limit_threads(_threads_wanted(sys.argv[1:]))
+    from .cli import run
+    from .mpi import guard
+
+    return guard(run, sys.argv[1:])
+
+
+def _threads_wanted(argv: list[str]) -> int:
+    """train.threads as far as it can be known before options are read properly (which checks it)."""
+    text = os.environ.get("LIGHTCTR_TRAIN_THREADS", "1")
+    for i, word in enumerate(argv):
+        if word == "--train.threads" and i + 1 < len(argv):
+            text = argv[i + 1]
+        elif word.startswith("--train.threads="):
+            text = word.partition("=")[2]
+    return int(text) if text.isdecimal() and int(text) > 0 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

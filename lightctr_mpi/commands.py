@@ -1,0 +1,56 @@
+"""The small commands: convert, inspect, warmup."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import options, rowstore
+from .comm import agreed
+from .config import Run
+from .errors import UserError
+from .input import Text, choose_reader
+from .mpi import World, once_per_node
+from .warm import warm_reading
+
+
+def convert(world: World, rows: Sequence[str], out: str, data_flags: Sequence[str]) -> int:
+    """Text files to one row store, written by all ranks together."""
+    comm = world.comm if world.size > 1 else None
+    say = print if world.rank == 0 else _nothing
+    with agreed(comm):
+        data = options.resolve(list(data_flags), os.environ).run.data
+        folder = Path(out).absolute().parent
+        if not folder.is_dir():
+            raise UserError(f"cannot write {out}: {folder} is not a folder")
+    text = Text(comm, rows, folder)
+    try:
+        reader = choose_reader(comm, text.source, data, Run().model.loss, say)
+        once_per_node(world, lambda: warm_reading(reader))
+        meta = rowstore.convert(comm, text.source, reader, out)
+    finally:
+        text.close()
+    say(
+        f"{out}: {meta.n_rows:,} rows, {meta.nnz:,} values, {meta.n_keys:,} features, {meta.n_fields:,} fields, "
+        f"{meta.nbytes() / 1e6:,.1f} MB" + (f"; {meta.skipped:,} malformed rows skipped" if meta.skipped else "")
+    )
+    return 0
+
+
+def _nothing(*_: object) -> None:
+    return None
+
+
+def inspect(model: str, *, as_json: bool, export: str | None) -> int:
+    """Describe a model file; with `export`, also write the parameters as text."""
+    from .checkpoint import describe as describing
+
+    info = describing.describe(model)
+    print(json.dumps(info) if as_json else describing.as_text(info))
+    if export is not None:
+        from .checkpoint.export import export_text
+
+        export_text(model, export)
+    return 0

@@ -1,0 +1,124 @@
+"""Input of a command: from file names and data options to a reader and to rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import readers
+from .block import Block
+from .comm import agreed, allgather_sizes, bcast_object, raise_first, rank_of, size_of
+from .config import DataOptions
+from .errors import UserError
+from .readers.source import Source, spool_stdin
+from .rowstore import RowStore, choose_folder, is_rowstore, open_or_convert
+
+Note = Callable[[str], None]
+LAST = 2**63 - 1  # number of the unit of a rank that has none left
+
+
+def rowstore_path(paths: Sequence[str]) -> str | None:
+    """The one row store among the inputs, or None for text. Raises UserError when the two are mixed."""
+    stores = [path for path in paths if is_rowstore(os.path.expanduser(path))]
+    if not stores:
+        return None
+    if len(paths) > 1:
+        raise UserError(f"{stores[0]} is a row store: it can only be given alone")
+    return os.path.expanduser(stores[0])
+
+
+class Text:
+    """Text files that all ranks of `comm` read together. Standard input is spooled by rank 0 first.
+
+    Args:
+        paths: files, globs, "-".
+        spool_folder: where standard input goes, in a folder that all ranks see.
+    """
+
+    def __init__(self, comm: Any, paths: Sequence[str], spool_folder: str | Path | None = None):
+        self._spool: str | None = None
+        if "-" in paths:
+            self._spool = self._read_stdin(comm, spool_folder)
+        with agreed(comm):
+            self.source = Source(paths, stdin_spool=self._spool)
+        self._owner = rank_of(comm) == 0
+
+    @staticmethod
+    def _read_stdin(comm: Any, folder: str | Path | None) -> str:
+        path = ""
+        with agreed(comm):
+            if rank_of(comm) == 0:
+                handle, path = tempfile.mkstemp(prefix="stdin-", suffix=".rows", dir=folder)
+                os.close(handle)
+                spool_stdin(path)
+        return bcast_object(comm, path)
+
+    def close(self) -> None:
+        if self._spool is not None and self._owner:
+            Path(self._spool).unlink(missing_ok=True)
+
+
+def choose_reader(comm: Any, source: Source, data: DataOptions, task: str, note: Note) -> Any:
+    """The reader of `source`; a format left to the program is guessed by rank 0 from the first lines."""
+    name = data.format
+    if name == "auto":
+        with agreed(comm):
+            if rank_of(comm) == 0:
+                first, head = source.head()
+                name = readers.guess(head, first)
+                note(f"format of {first}: {name} (guessed; --data.format says otherwise)")
+        name = bcast_object(comm, name)
+    with agreed(comm):
+        reader = readers.build(name, dataclasses.replace(data, format=name), task=task)
+    return reader
+
+
+def open_rows(
+    comm: Any, text: Text, reader: Any, data: DataOptions, run_folder: Path, note: Note
+) -> RowStore:
+    """The rows of text files, from the cache where it is fresh."""
+    folder = choose_folder(comm, data.cache, text.source, run_folder)
+    shown = ", ".join(file.name for file in text.source.files)
+
+    def estimate(meta: Any) -> None:
+        note(
+            f"read {shown}: {meta.n_rows:,} rows, {meta.n_keys:,} features; "
+            f"row store of {meta.nbytes() / 1e6:,.1f} MB in {folder}"
+        )
+
+    return open_or_convert(
+        comm, text.source, reader, folder, memory=data.memory, on_estimate=estimate, on_note=note
+    )
+
+
+def parsed_rounds(comm: Any, source: Source, reader: Any) -> Iterator[tuple[int, Block | None]]:
+    """Parse the units of `source` in rounds: each yields (number of this rank's unit, Block), or (LAST, None).
+
+    All ranks take part in every round and see the same number of rounds.
+
+    Raises:
+        DataError: on every rank, the first malformed row of the round.
+    """
+    units = source.iterate(rank_of(comm), size_of(comm))
+    number = -1
+    while True:
+        block, problem, more = None, None, False
+        try:
+            if (found := next(units, None)) is not None:
+                number, unit, data = found
+                more = True
+                block = reader.parse(data, source.where(unit))
+        except Exception as error:
+            problem = error
+        states = allgather_sizes(comm, int(more), int(problem is not None))
+        if states[:, 1].any():
+            raise_first(comm, problem, (number,))
+        if not states[:, 0].any():
+            return
+        yield number if more else LAST, block
+
+

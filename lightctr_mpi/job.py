@@ -1,0 +1,293 @@
+"""The training command: from resolved options to a run folder with a model in it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import checkpoint, models, optim, options, report
+from .bound import BoundRows
+from .checkpoint import Checkpoint, ModelMeta, history_columns, history_records
+from .comm import agreed, bcast_object
+from .config import Run
+from .errors import UserError
+from .input import Text, choose_reader, open_rows, rowstore_path
+from .modelfile import load, save
+from .mpi import Signals, World, once_per_node
+from .options import Resolved
+from .ring.store import Ring
+from .rowstore import RowStore
+from .runfolder import RunFolder
+from .settle import settle, settle_for
+from .shard import Shard
+from .stores import Replica, Sequential, Store
+from .train import Fit, Progress, evaluate
+from .warm import warm_reading, warm_training
+
+
+def train(resolved: Resolved, world: World) -> int:
+    """Train as the options say; returns the exit code. Raises UserError or Stopped on every rank."""
+    run = settle(resolved.run, world.size)
+    comm = world.comm if world.size > 1 else None
+    folder = RunFolder(run.out)
+    with agreed(comm):
+        if world.rank == 0:
+            folder.create()
+    news = report.build(world.rank, run.quiet)
+    job = Job(resolved, run, world, comm, folder, news)
+    try:
+        job.work()
+    finally:
+        job.close()
+    return 0
+
+
+class Job:
+    """One training, from its data to its last metrics. Every method is called by all ranks."""
+
+    def __init__(
+        self, resolved: Resolved, run: Run, world: World, comm: Any, folder: RunFolder, news: report.Report
+    ):
+        self.resolved, self.run, self.world, self.comm = resolved, run, world, comm
+        self.folder, self.news = folder, news
+        self.texts: list[Text] = []
+        self.reader: Any = None
+        self.settings: dict[str, Any] = {}
+        self.started = time.perf_counter()
+
+    def work(self) -> None:
+        source = self._resumed()
+        train = self._rows(self.run.data.train, "train")
+        self._check_training(train)
+        valid = self._rows(self.run.data.valid, "valid") if self.run.data.valid else None
+        test = self._rows(self.run.data.test, "test") if self.run.data.test else None
+        self.run = run = settle_for(self.run, train.n_rows)
+        progress, history = _position(source, self.folder)
+        keys, fields = self._dictionaries(train, source)
+        store = self._store(keys, 0 if fields is None else len(fields))
+        once_per_node(self.world, lambda: warm_training(store.shard.model, store.shard.optimizer, run))
+        if source is not None:
+            load(store.shard, source)
+        self._open_folder(history, source)
+
+        def bind(rows: RowStore | None) -> BoundRows | None:
+            return None if rows is None else BoundRows(rows, keys, fields, run.model.norm)
+
+        bound = bind(train)
+        assert bound is not None
+        with Signals() as signals:
+            fit = Fit(
+                run=run,
+                store=store,
+                train=bound,
+                valid=bind(valid),
+                report=self.news,
+                save=lambda p, h, best: self._save(store, fields, p, h, best),
+                stop=lambda: signals.stop,
+                progress=progress,
+                history=history,
+            )
+            fit()
+        self._conclude(store, fit, bind(test))
+
+    def close(self) -> None:
+        self.news.close()
+        for text in self.texts:
+            text.close()
+
+    # --- data ---
+
+    def _rows(self, paths: tuple[str, ...], role: str) -> RowStore:
+        data, note = self.run.data, self.news.note
+        with agreed(self.comm):
+            stored = rowstore_path(paths)
+            if stored is not None:
+                rows = RowStore.open(stored, data.memory, check=self.world.rank == 0)
+        if stored is not None:
+            if role == "train":
+                self.settings = json.loads(rows.meta.reader)
+            note(f"{role}: {stored}: {rows.n_rows:,} rows, {rows.n_keys:,} features (row store)")
+            return rows
+        text = Text(self.comm, paths, self.folder.path)
+        self.texts.append(text)
+        if self.reader is None:
+            self.reader = choose_reader(self.comm, text.source, data, self.run.model.loss, note)
+            once_per_node(self.world, lambda: warm_reading(self.reader))
+            self.settings = self.settings or self.reader.settings()
+        rows = open_rows(self.comm, text, self.reader, data, self.folder.path, note)
+        if rows.meta.skipped:
+            note(f"{role}: {rows.meta.skipped:,} malformed rows were skipped (--data.on_bad_row skip)")
+        note(f"{role}: {rows.n_rows:,} rows, {rows.n_keys:,} features, {rows.n_fields:,} fields")
+        return rows
+
+    def _check_training(self, rows: RowStore) -> None:
+        name = ", ".join(self.run.data.train)
+        if not rows.n_rows:
+            raise UserError(f"{name}: no rows to train on")
+        if not rows.meta.has_labels:
+            raise UserError(f"{name}: the rows have no labels to train on")
+        if self.run.model.name == "ffm" and not rows.meta.has_fields:
+            raise UserError(
+                f"{name}: model ffm needs fields, which this format has not; use libffm or csv data, "
+                "or --model.name fm"
+            )
+
+    def _dictionaries(self, train: RowStore, source: Checkpoint | None) -> tuple[np.ndarray, np.ndarray | None]:
+        """Keys and fields of the model: those of the data, joined with those of the model to go on from."""
+        keys = np.array(train.keys)
+        fields = np.array(train.fields) if self.run.model.name == "ffm" else None
+        if source is None:
+            return keys, fields
+        if fields is not None:
+            known = source.field_keys if source.field_keys is not None else np.zeros(0, np.int32)
+            new = np.setdiff1d(fields, known)
+            if len(new):
+                raise UserError(f"{source.path}: the model does not know field {new[0]} of the training data")
+            fields = known
+        if not np.array_equal(keys, source.keys):
+            keys = np.union1d(keys, source.keys)
+        return keys, fields
+
+    # --- model ---
+
+    def _store(self, keys: np.ndarray, n_fields: int) -> Store:
+        run = self.run
+        model = models.build(run.model, n_fields, run.model.loss)
+        optimizer = optim.build(run.optimizer)
+        if run.train.sync == "none":
+            return Sequential(Shard(model, optimizer, keys, run.seed))
+        assert run.train.batch_size is not None
+        if self.comm is None:
+            return Replica(Shard(model, optimizer, keys, run.seed), run.model.loss, run.train.batch_size)
+        return Ring(
+            self.comm,
+            model,
+            optimizer,
+            keys,
+            run.seed,
+            run.model.loss,
+            run.train.batch_size,
+            run.ring.dense_above,
+        )
+
+    def _resumed(self) -> Checkpoint | None:
+        """The checkpoint to go on from: opened by all ranks, its checksums verified by the first."""
+        wanted = self.run.train.resume
+        if not wanted:
+            return None
+        path: str | None = wanted
+        with agreed(self.comm):
+            if wanted == "auto" and self.world.rank == 0:
+                path = checkpoint.newest(self.folder.path, self.news.note)
+        path = bcast_object(self.comm, path)
+        if path is None:
+            self.news.note(f"nothing to resume in {self.folder.path}: starting anew")
+            return None
+        with agreed(self.comm):
+            source = checkpoint.open(path, verify=self.world.rank == 0)
+            _check_same_model(source, self.run)
+        return source
+
+    # --- run folder ---
+
+    def _open_folder(self, history: list[dict], source: Checkpoint | None) -> None:
+        """Set an earlier run aside, write the configuration, start the metrics file."""
+        with agreed(self.comm):
+            if self.world.rank == 0:
+                if source is None and (previous := self.folder.set_aside()) is not None:
+                    self.news.note(f"an earlier run was moved to {previous}")
+                self.folder.create()
+                self.folder.config.write_text(options.to_toml(self.run))
+                self.news.open_metrics(self.folder.metrics, history)
+        self._announce(source)
+
+    def _save(
+        self, store: Store, fields: np.ndarray | None, progress: Progress, history: list[dict], best: bool
+    ) -> None:
+        run, folder = self.run, self.folder
+        meta = ModelMeta(
+            config_toml=options.to_toml(run),
+            model=dataclasses.asdict(run.model),
+            optimizer=dataclasses.asdict(run.optimizer),
+            reader=self.settings,
+            hashing_seed=int(self.settings.get("hashing_seed", 0)),
+            progress=dataclasses.asdict(progress) | {"seed": run.seed},
+            history=history_columns(history),
+        )
+        path = folder.checkpoint(progress.epoch, progress.rows_done)
+        save(store, str(path), meta, fields)
+        with agreed(self.comm):
+            if self.world.rank == 0:
+                if best:
+                    checkpoint.publish(path, folder.model)
+                checkpoint.prune(folder.path, run.checkpoint.keep)
+
+    # --- people ---
+
+    def _announce(self, source: Checkpoint | None) -> None:
+        run, world = self.run, self.world
+        ranks = f"{world.size} rank{'s' if world.size > 1 else ''}"
+        how = "row by row" if run.train.sync == "none" else f"batches of {run.train.batch_size} rows"
+        lines = [f"lightctr_mpi: {run.model.name} on {ranks}, mode {run.mode}, {how}", *_settings(self)]
+        if source is not None:
+            lines.append(f"resuming from {source.path}")
+        lines.append(f"run folder {self.folder.path}")
+        self.news.start(lines, run.train.epochs)
+
+    def _conclude(self, store: Store, fit: Fit, test: BoundRows | None) -> None:
+        """Restore the best weights, evaluate the test rows, sum up."""
+        progress = fit.progress
+        summary: dict[str, Any] = {"best_epoch": progress.best_epoch}
+        if test is not None:
+            if progress.best_epoch != progress.epoch:
+                with agreed(self.comm):
+                    source = checkpoint.open(self.folder.model, verify=self.world.rank == 0)
+                load(store.shard, source, with_state=False)
+                source.close()
+            result = evaluate(store, test, self.run.model.loss)
+            for name in ("rows", "logloss", "auc", "rmse"):
+                summary[f"test_{name}"] = result[name]
+        summary["seconds"] = time.perf_counter() - self.started
+        summary["model"] = str(self.folder.model)
+        self.news.finish(summary)
+        if self.world.rank == 0:
+            _write_json(self.folder.path / "summary.json", summary)
+
+
+def _position(source: Checkpoint | None, folder: RunFolder) -> tuple[Progress, list[dict]]:
+    """Where to go on. A best epoch whose model lies in another folder does not count here."""
+    if source is None:
+        return Progress(), []
+    progress = Progress.from_dict(source.meta.progress)
+    history = history_records(source.meta.history)
+    elsewhere = Path(source.path).resolve().parent not in (
+        folder.path.resolve(),
+        folder.checkpoints.resolve(),
+    )
+    if elsewhere:
+        progress.best_epoch, progress.best_value, progress.bad_epochs = 0, None, 0
+    return progress, history
+
+
+def _check_same_model(source: Checkpoint, run: Run) -> None:
+    for key in ("name", "k", "linear", "bias", "norm", "loss"):
+        found, wanted = source.meta.model.get(key), getattr(run.model, key)
+        if wanted is not None and found != wanted:
+            raise UserError(f"{source.path} was trained with model.{key} = {found}, this run has {wanted}")
+
+
+def _settings(job: Job) -> list[str]:
+    """One line for each value the user gave, with its source."""
+    return ["  " + line for line in options.explain(job.resolved)]
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    partial = path.with_suffix(".part")
+    partial.write_text(report.to_json(values) + "\n")
+    os.replace(partial, path)

@@ -1,0 +1,58 @@
+"""Values that the user left to the program, chosen from the model, the loss and the size of world and data."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from . import defaults
+from .config import Run
+from .errors import UserError
+
+
+def settle(run: Run, ranks: int) -> Run:
+    """Fill in what can be known before the data is read.
+
+    Raises UserError for combinations that make no sense on this number of ranks.
+    """
+    if not run.data.train:
+        raise UserError("no training data: give --data.train FILE (or train.toml with [data] train = ...)")
+    mode = run.mode
+    if mode == "auto":
+        mode = "ring" if ranks > 1 else "single"
+    if mode == "single" and ranks > 1:
+        raise UserError(f"mode single is for one rank, mpirun has started {ranks}: use --mode ring")
+    sync = run.train.sync
+    if sync == "auto":
+        sequential = mode == "single" and run.train.batch_size is None
+        sync = "none" if sequential else "exact"
+    if sync == "none" and mode == "ring":
+        raise UserError("train.sync none (row after row) is for --mode single; a ring needs --train.sync exact")
+    monitor = run.train.monitor
+    if monitor == "auto":
+        monitor = "valid_logloss" if run.model.loss == "logistic" else "valid_rmse"
+    return dataclasses.replace(
+        run,
+        mode=mode,
+        out=run.out or f"runs/{run.model.name}",
+        train=dataclasses.replace(run.train, sync=sync, monitor=monitor),
+    )
+
+
+def settle_for(run: Run, n_rows: int) -> Run:
+    """Fill in what depends on the data."""
+    model = defaults.model(run.model)
+    optimizer = defaults.optimizer(run.optimizer, run.model.name)
+    batch_size = run.train.batch_size or default_batch(n_rows)
+    epochs = run.train.epochs or 5
+    return dataclasses.replace(
+        run,
+        model=model,
+        optimizer=optimizer,
+        train=dataclasses.replace(run.train, batch_size=batch_size, epochs=epochs),
+    )
+
+
+def default_batch(n_rows: int) -> int:
+    """Some hundred steps an epoch, but batches neither tiny nor beyond 4096 rows."""
+    wanted = n_rows // 200
+    return int(min(4096, max(32, 1 << max(wanted, 1).bit_length())))

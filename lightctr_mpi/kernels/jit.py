@@ -9,8 +9,8 @@ Rules for kernels:
   function changes the key of the disk cache in every process; such functions are named at module level.
 
 The disk cache lies in a folder of this user on this node, named by a digest of everything the machine code
-depends on, because Numba itself looks only at the file that holds the kernel: a helper changed in another file,
-another compiler flag or another CPU would go unnoticed.
+depends on, because Numba itself looks only at the file that holds the kernel: a helper changed in another
+file, another compiler flag or another CPU would go unnoticed.
 """
 
 from __future__ import annotations

@@ -1,0 +1,318 @@
+"""Field-aware factorization machine (Juan et al. 2016), summed by field first:
+
+    logit = b + sum_e x_e w_j + sum_{e < e'} x_e x_e' <W[j, f'], W[j', f]>,   x_e = r v_e, f field of e
+    T[f, g] = sum over the entries e of field g of x_e W[j_e, f]
+    pairs = sum_e x_e (sum_g <W[j_e, g], T[f_e, g]> - x_e |W[j_e, f_e]|^2) / 2
+    d logit / d W[j, g] = sum over the entries of j of x_e (T[f_e, g] - [g = f_e] x_e W[j, f_e])
+
+which costs O(entries * fields * k) and is exact for any number of entries in a field. T[f, .] has the layout
+of a row of W, so that the loops over g and the factors are one loop over contiguous floats.
+
+A row of the table is [W_j (fields * k, rounded up to whole vectors of 8: h), w_j if linear, .., state from
+`slot`]. An entry touches the block W[j, g] if the row has another entry of field g; only touched blocks are
+regularised. Entries with an unseen id or field, or of value 0, are not there.
+
+Places: a row with entries of most fields uses T over all fields ("full", place = field). A row with entries
+of few of many fields numbers these fields 0..m-1 and uses a T of m * m blocks, so that cost does not grow
+with all fields.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from . import simd
+from .jit import inline, jit
+from .losses import point_loss, point_slope
+from .steps import FTRL, sign, step, step8, step_bias
+
+HALF, ONE, ZERO = np.float32(0.5), np.float32(1), np.float32(0)
+
+
+@jit
+def scratch(indptr, n_fields, k):
+    """Work space for the longest row: T, touched float32[h], own float32[k], x float32[entries], int32
+    index."""
+    longest = 1
+    for i in range(len(indptr) - 1):
+        longest = max(longest, indptr[i + 1] - indptr[i])
+    m = n_fields if 2 * longest >= n_fields else longest
+    h = (m * k + 7) // 8 * 8
+    size = max(longest, n_fields)
+    return (
+        np.zeros(m * h, np.float32),
+        np.zeros(h, np.float32),
+        np.empty(k, np.float32),
+        np.empty(size, np.float32),
+        np.zeros((6, size), np.int32),
+    )
+
+
+@jit
+def _enter_row(a, b, r, ids, fields, values, n_fields, x, index):
+    """List the entries that count and number their fields.
+
+    index: 0 entry, 1 id and 2 place of each entry; 3 field and 4 count of each place; 5 place + 1 of each
+    field, or 0. Returns the number of entries and of places.
+    """
+    n, m = 0, 0
+    for e in range(a, b):
+        value = r * values[e] if values.size > 0 else r
+        f = fields[e]
+        if ids[e] >= 0 and f >= 0 and value != 0:
+            x[n] = value
+            index[0, n], index[1, n], index[2, n] = e, ids[e], f
+            n += 1
+            if index[5, f] == 0:
+                index[3, m] = f
+                m += 1
+                index[5, f] = m
+    full = 2 * m >= n_fields
+    for q in range(m):
+        if not full:
+            index[4, q] = 0
+    if full:
+        for f in range(n_fields):
+            index[5, f] = f + 1
+            index[3, f] = f
+            index[4, f] = 0
+        m = n_fields
+    for t in range(n):
+        q = index[5, index[2, t]] - 1
+        index[2, t] = q
+        index[4, q] += 1
+    for q in range(m):
+        index[5, index[3, q]] = 0
+    return n, m
+
+
+@jit
+def _sum_fields(n, m, k, x, index, table, T):
+    """Fill T: block (q, g) at q * h + g * k, h = m k rounded up to 8."""
+    h, stride = (m * k + 7) // 8 * 8, table.shape[1]
+    for c in range(m * h):
+        T[c] = ZERO
+    for t in range(n):
+        row, to = np.int64(index[1, t]) * stride, np.int64(index[2, t]) * k
+        if k == 4:
+            x4 = simd.splat4(x[t])
+            for q in range(m):
+                part = simd.fma(x4, simd.load4(table, row + index[3, q] * 4), simd.load4(T, to))
+                simd.store4(T, to, part)
+                to += h
+        elif k % 8 == 0:
+            x8 = simd.splat8(x[t])
+            for q in range(m):
+                block = row + index[3, q] * k
+                for d in range(0, k, 8):
+                    part = simd.fma(x8, simd.load8(table, block + d), simd.load8(T, to + d))
+                    simd.store8(T, to + d, part)
+                to += h
+        else:
+            for q in range(m):
+                block = index[3, q] * k
+                for d in range(k):
+                    T[to + d] += x[t] * table[index[1, t], block + d]
+                to += h
+
+
+@jit
+def _row_logit(n, m, k, full, x, index, table, linear, column, T):
+    """Linear part and pairs of a row whose T is filled."""
+    z, h, stride = ZERO, (m * k + 7) // 8 * 8, table.shape[1]
+    for t in range(n):
+        j, q = index[1, t], index[2, t]
+        row, at, dot = np.int64(j) * stride, np.int64(q) * h, ZERO
+        if full:
+            sum8 = simd.splat8(ZERO)
+            for c in range(0, h, 8):
+                sum8 = simd.fma(simd.load8(table, row + c), simd.load8(T, at + c), sum8)
+            dot = simd.total8(sum8)
+        else:
+            for g in range(m):
+                block = index[3, g] * k
+                for d in range(k):
+                    dot += table[j, block + d] * T[at + g * k + d]
+        own, block = ZERO, index[3, q] * k
+        for d in range(k):
+            own += table[j, block + d] * table[j, block + d]
+        z += HALF * x[t] * (dot - x[t] * own)
+        if linear:
+            z += x[t] * table[j, column]
+    return z
+
+
+@jit
+def _mark_touched(m, k, index, touched):
+    """1 on the blocks of fields that have an entry, else 0."""
+    for q in range(m):
+        one = ONE if index[4, q] > 0 else ZERO
+        for d in range(q * k, q * k + k):
+            touched[d] = one
+    for d in range(m * k, (m * k + 7) // 8 * 8):
+        touched[d] = ZERO
+
+
+@inline
+def _take_out(j, q, k, x, index, table, at, T, touched, own):
+    """Leave the entry's own part out of its block of T, and the penalty if no other entry is of its field."""
+    alone, block = index[4, q] == 1, index[3, q] * k
+    for d in range(k):
+        own[d] = T[at + q * k + d]
+        T[at + q * k + d] = ZERO if alone else own[d] - x * table[j, block + d]
+        if alone:
+            touched[q * k + d] = ZERO
+
+
+@inline
+def _put_back(q, k, at, T, touched, own):
+    """Undo `_take_out`."""
+    for d in range(k):
+        T[at + q * k + d] = own[d]
+        touched[q * k + d] = ONE
+
+
+@jit
+def forward(csr, table, shape, b0, logit):
+    """logit[i] of every row; b0: float32, the bias or 0; shape: (fields, k, whether there is a linear
+    part)."""
+    (indptr, ids, fields, values, norms), (n_fields, k, linear) = csr, shape
+    T, _, _, x, index = scratch(indptr, n_fields, k)
+    column = (n_fields * k + 7) // 8 * 8
+    for i in range(len(logit)):
+        a, b = indptr[i], indptr[i + 1]
+        n, m = _enter_row(a, b, norms[i], ids, fields, values, n_fields, x, index)
+        _sum_fields(n, m, k, x, index, table, T)
+        logit[i] = b0 + _row_logit(n, m, k, m == n_fields, x, index, table, linear, column, T)
+
+
+@jit
+def backward(csr, table, shape, local, dlogit, penalty, grad):
+    """Add to grad float32[u, h + linear] the gradient of sum_i dlogit[i] logit[i] and of the regulariser."""
+    (indptr, ids, fields, values, norms), (n_fields, k, linear), (l2, l1) = csr, shape, penalty
+    T, touched, own, x, index = scratch(indptr, n_fields, k)
+    column = (n_fields * k + 7) // 8 * 8
+    for i in range(len(dlogit)):
+        a, b = indptr[i], indptr[i + 1]
+        n, m = _enter_row(a, b, norms[i], ids, fields, values, n_fields, x, index)
+        _sum_fields(n, m, k, x, index, table, T)
+        _mark_touched(m, k, index, touched)
+        h = (m * k + 7) // 8 * 8
+        for t in range(n):
+            j, q, u = index[1, t], index[2, t], local[index[0, t]]
+            at, kx = np.int64(q) * h, dlogit[i] * x[t]
+            _take_out(j, q, k, x[t], index, table, at, T, touched, own)
+            for g in range(m):
+                block = index[3, g] * k
+                for d in range(k):
+                    w, c = table[j, block + d], g * k + d
+                    grad[u, block + d] += kx * T[at + c] + touched[c] * (l2 * w + l1 * sign(w))
+            _put_back(q, k, at, T, touched, own)
+            if linear:
+                w = table[j, column]
+                grad[u, column] += kx + l2 * w + l1 * sign(w)
+
+
+@inline
+def _learn_blocks(opt, use_l1, full, j, at, m, k, kx, index, T, touched, table, slot, width, hyper, penalty):
+    """One step on the blocks of W[j] that the row touches; `at` is where the entry's row of T starts."""
+    l2, l1 = penalty
+    if full and opt != FTRL:
+        offset, h = np.int64(j) * table.shape[1], (m * k + 7) // 8 * 8
+        kx8, l28, l18, rate8 = simd.splat8(kx), simd.splat8(l2), simd.splat8(l1), simd.splat8(hyper[0])
+        for c in range(0, h, 8):
+            w = simd.load8(table, offset + c)
+            pull = simd.mul(l28, w)
+            if use_l1:
+                pull = simd.fma(l18, simd.sign(w), pull)
+            g = simd.fma(kx8, simd.load8(T, at + c), simd.mul(simd.load8(touched, c), pull))
+            step8(opt, table, offset + c, offset + slot + c, g, rate8)
+    else:
+        for q in range(m):
+            block = index[3, q] * k
+            for d in range(k):
+                col, c = block + d, q * k + d
+                pull = l2 * table[j, col]
+                if use_l1:
+                    pull += l1 * sign(table[j, col])
+                g = kx * T[at + c] + touched[c] * pull
+                step(opt, table, j, col, table, j, slot + col, width, g, hyper)
+
+
+@inline
+def _learn_row(
+    opt, use_l1, linear, n, m, k, full, kappa, work, ids, ahead, table, slot, hyper, penalty, column
+):
+    """One step on the table row of every entry; asks for the table rows of the entries from `ahead` on."""
+    T, touched, own, x, index = work
+    h, stride, width = (m * k + 7) // 8 * 8, table.shape[1], column + linear
+    for t in range(n):
+        if ahead + t < len(ids):
+            for c in range(0, stride, 16):
+                simd.prefetch(table, np.int64(ids[ahead + t]) * stride + c)
+        j, q = index[1, t], index[2, t]
+        at, kx = np.int64(q) * h, kappa * x[t]
+        _take_out(j, q, k, x[t], index, table, at, T, touched, own)
+        _learn_blocks(
+            opt, use_l1, full, j, at, m, k, kx, index, T, touched, table, slot, width, hyper, penalty
+        )
+        _put_back(q, k, at, T, touched, own)
+        if linear:
+            g = kx + penalty[0] * table[j, column]
+            if use_l1:
+                g += penalty[1] * sign(table[j, column])
+            step(opt, table, j, column, table, j, slot + column, width, g, hyper)
+
+
+@cache
+def make_sweep(opt: int, loss: int, use_l1: int, use_bias: int, linear: int):
+    """Kernel that learns from one row after the other; closes over ints, as the disk cache demands."""
+
+    @jit
+    def sweep(csr, target, order, table, shape, slot, bias, hyper, penalty, sums):
+        (indptr, ids, fields, values, norms), (labels, weights), (n_fields, k) = csr, target, shape
+        work = scratch(indptr, n_fields, k)
+        T, touched, _, x, index = work
+        column = (n_fields * k + 7) // 8 * 8
+        loss_sum, weight_sum = 0.0, 0.0
+        for p in range(len(order)):
+            i = order[p]
+            a, b = indptr[i], indptr[i + 1]
+            ahead = indptr[order[p + 1]] if p + 1 < len(order) else len(ids)
+            n, m = _enter_row(a, b, norms[i], ids, fields, values, n_fields, x, index)
+            full = m == n_fields
+            _sum_fields(n, m, k, x, index, table, T)
+            z = _row_logit(n, m, k, full, x, index, table, linear, column, T)
+            if use_bias:
+                z += bias[0]
+            weight = float(weights[i]) if weights.size > 0 else 1.0
+            loss_sum += weight * point_loss(loss, z, labels[i])
+            weight_sum += weight
+            kappa = np.float32(weight * point_slope(loss, z, labels[i]))
+            _mark_touched(m, k, index, touched)
+            _learn_row(
+                opt,
+                use_l1,
+                linear,
+                n,
+                m,
+                k,
+                full,
+                kappa,
+                work,
+                ids,
+                ahead,
+                table,
+                slot,
+                hyper,
+                penalty,
+                column,
+            )
+            if use_bias:
+                step_bias(opt, bias, kappa, hyper)
+        sums[0] += loss_sum
+        sums[1] += weight_sum
+
+    return sweep

@@ -50,7 +50,7 @@ class Tally:
     ) -> None:
         """Count rows. Arrays may be reused afterwards.
 
-        Rows whose score is not finite, or whose label is missing, are counted as such and left out of the sums.
+        Rows whose score is not finite, or whose label is missing, are counted apart and left out of the sums.
 
         Args:
             logit: float32[n] scores of the model.
@@ -87,7 +87,7 @@ class Tally:
         self._scores = None
 
     def result(self) -> dict[str, Any]:
-        """Metric name -> value or None, `rows`, `nonfinite` (rows with a score that is not a finite number), and
+        """Metric name -> value or None, `rows`, `nonfinite` (rows whose score is not a finite number), and
         `reasons`: metric name -> why it is None. The same on every rank; without `merge`, of this rank only.
         """
         if self._ranking is None:
@@ -116,7 +116,7 @@ def _terms(loss: str, z: np.ndarray, y: np.ndarray) -> dict[str, np.ndarray]:
         error = z - y
         return {"loss": 0.5 * error * error, "squares": error * error, "prediction": z, "label": y}
     p = sigmoid(z)
-    # max(z, 0) - y * z is taken together: for a large z of the right sign it is 0, not a difference of large sums
+    # softplus(z) - y * z, put so that a large z of the right sign gives 0, not a difference of large numbers
     loss_terms = np.where(z >= 0, (1.0 - y) * z, -y * z) + np.log1p(np.exp(-np.abs(z)))
     return {
         "loss": loss_terms,

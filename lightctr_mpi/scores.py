@@ -62,7 +62,7 @@ class Scores:
         found = None
         if rank_of(comm) == 0:
             values, reasons = _auc(scores, labels, weights)
-            if grouped:
+            if groups is not None:
                 _add_group_auc(values, reasons, scores, labels, weights, groups)
             found = values, reasons
         return bcast_object(comm, found)

@@ -66,8 +66,8 @@ def group_auc(
     """Sum over groups of weight * AUC, sum of these weights, number of groups that took part.
 
     A group takes part if it has both classes; its weight is the sum of its rows' weights, so without sample
-    weights the quotient of the first two is the impression-weighted AUC of Zhu et al., "Optimized cost per click
-    in Taobao display advertising", KDD 2017.
+    weights the quotient of the first two is the impression-weighted AUC of Zhu et al., "Optimized cost per
+    click in Taobao display advertising", KDD 2017.
 
     Args:
         groups: int64[n], ascending.

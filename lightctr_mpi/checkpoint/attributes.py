@@ -1,0 +1,74 @@
+"""Dictionaries as HDF5 attributes, typed for people and checksummed, and the checksum of arrays."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import h5py
+import numpy as np
+
+JSON_SUFFIX = "_json"
+
+
+def crc32(data: Any, value: int = 0) -> int:
+    """CRC-32 of the bytes of a C-contiguous array or bytes object, continued from `value`."""
+    if isinstance(data, np.ndarray):
+        data = data.reshape(-1).view(np.uint8).data if data.size else b""
+    return zlib.crc32(data, value)
+
+
+def attributes_crc32(values: Mapping[str, Any]) -> int:
+    """CRC-32 of a dictionary as compact JSON with sorted keys; floats as their shortest exact decimals."""
+    return crc32(json.dumps(values, sort_keys=True, separators=(",", ":")).encode())
+
+
+def plain(value: Any) -> Any:
+    """A value as plain Python: NumPy scalars and arrays, tuples and mappings are converted."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    return value
+
+
+def put_attributes(target: h5py.Group, values: Mapping[str, Any], description: str) -> None:
+    """Store a dictionary as attributes, with a sentence for people and a checksum.
+
+    None becomes an attribute without a value (null dataspace); lists, dictionaries and integers beyond 64
+    bits become JSON under the name with `_json` behind it.
+    """
+    values = plain(values)
+    for name, value in values.items():
+        if value is None:
+            target.attrs[name] = h5py.Empty("f8")
+        elif isinstance(value, (list, dict)) or (type(value) is int and not -(2**63) <= value < 2**64):
+            target.attrs[name + JSON_SUFFIX] = json.dumps(value)
+        else:
+            target.attrs[name] = value
+    target.attrs["description"] = description
+    target.attrs["crc32"] = np.uint32(attributes_crc32(values))
+
+
+def get_attributes(source: h5py.Group) -> dict[str, Any]:
+    """The dictionary that `put_attributes` stored; raises ValueError when its checksum does not match."""
+    try:
+        stored = {name: value for name, value in source.attrs.items() if name not in ("description", "crc32")}
+        values = dict(_decode(name, value) for name, value in stored.items())
+        if attributes_crc32(values) == source.attrs["crc32"]:
+            return values
+    except json.JSONDecodeError:
+        pass
+    raise ValueError(f"checksum mismatch in the attributes of {source.name}")
+
+
+def _decode(name: str, value: Any) -> tuple[str, Any]:
+    if name.endswith(JSON_SUFFIX):
+        return name.removesuffix(JSON_SUFFIX), json.loads(value)
+    return name, None if isinstance(value, h5py.Empty) else plain(value)

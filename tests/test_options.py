@@ -399,7 +399,7 @@ def runs(draw):
     return run
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(runs())
 def test_a_run_survives_toml_and_dictionary(tmp_path_factory, run):
     text = options.to_toml(run)

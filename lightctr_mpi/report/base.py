@@ -18,8 +18,8 @@ class Report:
 
         Args:
             path: the file, written anew.
-            history: records of the epochs that a resumed run has behind it. They come from the checkpoint, not
-                from the old file: that may lack a line, end in half of one, or have epochs to be learned again.
+            history: records of the epochs that a resumed run has behind it. They come from the checkpoint;
+                the old file may lack a line, end in half of one, or have epochs that are learned again.
 
         Raises:
             UserError: the file cannot be written.

@@ -37,7 +37,7 @@ def make_meta(**progress):
         config_toml=f"seed = 9\n[train]\nepochs = 4\n[data]\nblock_rows = {DataOptions().block_rows}\n",
         model={"name": "fm", "k": 3, "norm": True, "init_scale": None, "note": "größer"},
         optimizer={"name": "adagrad", "lr": 0.1, "limits": [1, 2.5, None]},
-        reader={"format": "csv", "schema": {"label": "click", "ignore": []}, "file": "rows_json"},
+        reader={"format": "csv", "schema": {"label": "click", "ignore": []}, "hashing_seed": 5},
         hashing_seed=2**64 - 1,
         progress={"epoch": 2, "rows_done": 123, "loss": 0.1 + 0.2, "best_value": None, "seed": 2**62}
         | progress,

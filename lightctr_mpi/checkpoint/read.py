@@ -175,7 +175,7 @@ class Checkpoint:
         )
         config = self._dataset("config")[()]
         self._compare("config", crc32(config))
-        seed = data.pop("hashing_seed")
+        seed = get_attributes(self._group("features"))["hashing_seed"]
         columns = get_attributes(self._group("history"))["columns"]
         history = {name: self._history_column(f"history/{name}") for name in columns}
         return ModelMeta(config.decode(), model, optimizer, data, seed, progress, history)

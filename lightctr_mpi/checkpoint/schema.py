@@ -18,8 +18,8 @@ SCHEMA_VERSION = 1
 
 GROUPS = {
     "model": "the model: its name and everything that decides how a prediction is computed",
-    "data": "how text becomes keys: format and options of the reader, seed of the hash",
-    "features": "features that were seen in training",
+    "data": "how text becomes rows: format, options and schema of the reader",
+    "features": "features that were seen in training, and the seed of the hash that made keys of texts",
     "fields": "fields that were seen in training",
     "parameters": "what was learned",
     "optimizer": "the optimizer: its settings, and one group for each of its state arrays",

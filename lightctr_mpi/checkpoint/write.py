@@ -163,7 +163,8 @@ def _put_meta(file: h5py.File, meta: ModelMeta, layout: Layout) -> None:
     head |= {"format": schema.FORMAT, "schema_version": schema.SCHEMA_VERSION}
     put_attributes(file, head, "a model trained by lightctr_mpi")
     values = {"model": meta.model, "optimizer": meta.optimizer, "progress": meta.progress}
-    values["data"] = {**meta.reader, "hashing_seed": meta.hashing_seed}
+    values["data"] = meta.reader
+    values["features"] = {"hashing_seed": meta.hashing_seed}
     values["history"] = {"columns": list(meta.history)}
     for name, description in schema.GROUPS.items():
         if name != "fields" or layout.n_fields is not None:

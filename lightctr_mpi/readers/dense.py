@@ -11,7 +11,7 @@ from ..config import DataOptions
 from ..errors import DataError
 from ..kernels import parse, parse_dense
 from .base import NUMBER, Reader, Where, excerpt
-from .textrows import as_lines, read_close, run
+from .textrows import as_lines, kept_values, read_close, run
 
 _SEPARATORS = b",\t;"
 
@@ -59,7 +59,7 @@ class DenseReader(Reader):
             indptr[: n + 1],
             ids[:nnz],
             None,
-            values[:nnz] if state[parse.NOT_ONE] else None,
+            kept_values(values[:nnz], state),
             labels[:n],
             skipped=int(state[parse.SKIPPED]),
         )

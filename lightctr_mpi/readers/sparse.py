@@ -10,7 +10,7 @@ from ..block import Block
 from ..errors import DataError
 from ..kernels import parse
 from .base import NUMBER, Reader, Where, excerpt, merge_duplicates, quote
-from .textrows import as_lines, read_close, run
+from .textrows import as_lines, kept_values, read_close, run
 
 _ENDS = b" \t\r\n#"
 _DIGITS = re.compile(rb"[0-9]{1,99}")
@@ -42,7 +42,7 @@ class SparseReader(Reader):
             indptr[: n + 1],
             ids[:nnz],
             fields[:nnz] if self.has_fields else None,
-            values[:nnz] if state[parse.NOT_ONE] else None,
+            kept_values(values[:nnz], state),
             labels[:n],
             groups=groups[:n] if state[parse.GROUPS] > 0 else None,
             skipped=int(state[parse.SKIPPED]),

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..kernels.parse import FULL, GROUPS, N_CLOSE
+from ..kernels.parse import FULL, GROUPS, N_CLOSE, NOT_ONE, SKIPPED
 
 
 def as_lines(data: bytes) -> np.ndarray:
@@ -29,6 +29,13 @@ def run(kernel: Callable[..., int], *arguments: Any) -> tuple[int, np.ndarray, n
         if code != FULL:
             return code, state, close[: state[N_CLOSE]]
         length = int(state[N_CLOSE])
+
+
+def kept_values(values: np.ndarray, state: np.ndarray) -> np.ndarray | None:
+    """The values, or None if all are 1; what the kernel noted takes in rows that it then left out."""
+    if state[NOT_ONE] and state[SKIPPED]:
+        return values if (values != 1).any() else None
+    return values if state[NOT_ONE] else None
 
 
 def read_close(data: bytes, close: np.ndarray, labels: np.ndarray, values: np.ndarray, ends: bytes) -> None:

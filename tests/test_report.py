@@ -88,6 +88,14 @@ def test_plain_lines_come_every_ten_seconds():
     assert live_out.getvalue() == ""
 
 
+def test_plain_lines_count_from_the_start_of_the_run():
+    shown, clock, out, _ = console(live=False)
+    clock.now += 60  # reading data
+    shown.start([], epochs=1)
+    shown.progress(1, 25, 100, 0.5, 0.5)
+    assert out.getvalue() == ""
+
+
 def test_progress_text():
     # 600 of 1,000 rows, 200 of them before a resume, in 4 s: 100 rows/s; 400 + 2 * 1,000 rows left
     text = progress_text(2, 4, 600, 1000, 0.25, 4.0, 200)

@@ -62,13 +62,15 @@ class Console(Report):
         self._live = can_be_live(self._live_out, os.environ) if live is None else live
         self._clock = clock
         self._interval = LIVE_SECONDS if self._live else PLAIN_SECONDS
-        self._last = clock() - (self._interval if self._live else 0.0)
+        self._last = -math.inf if self._live else clock()
         self._epochs: int | None = None
         self._columns: list[str] = []
         self._shown = False  # the live line is on the screen
 
     def start(self, lines: Sequence[str], epochs: int | None = None) -> None:
         self._epochs = epochs
+        if not self._live:
+            self._last = self._clock()
         self._print(*lines)
 
     def progress(

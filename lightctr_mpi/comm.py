@@ -215,7 +215,11 @@ def allreduce(comm: Any, array: np.ndarray, op: np.ufunc = np.add) -> np.ndarray
     flat = check_buffer(array)
     table = np.empty((size_of(comm), len(flat)), flat.dtype)
     comm.Allgather(flat, table)
-    return op.reduce(table.view(array.dtype).reshape(len(table), *array.shape), axis=0).astype(array.dtype)
+    rows = table.view(array.dtype).reshape(len(table), *array.shape)
+    result = rows[0].copy()
+    for row in rows[1:]:  # NumPy's own reduction would pair terms up in an order that depends on the shape
+        op(result, row, out=result)
+    return result
 
 
 def any_rank(comm: Any, flag: bool) -> bool:

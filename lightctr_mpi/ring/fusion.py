@@ -16,9 +16,9 @@ ALIGN_BYTES = 64
 class Fused:
     """Named parts laid out one after the other in one 1-D buffer.
 
-    Parts start at multiples of 64 bytes; the gaps are zeros, and sums of zeros over ranks. A part is a view:
-    writing to it writes to the buffer. Counts up to 2^24 survive in float32; sums of losses want float64
-    (`comm.allreduce`).
+    Parts start at multiples of 64 bytes from the start of the buffer; the gaps are zeros, and sums of zeros
+    over ranks. A part is a view: writing to it writes to the buffer. Counts up to 2^24 survive in float32;
+    sums of losses want float64 (`comm.allreduce`).
     """
 
     def __init__(self, dtype: Any = np.float32):
@@ -46,5 +46,5 @@ class Fused:
     def __getitem__(self, name: str) -> np.ndarray:
         return self._parts[name]
 
-    def __iter__(self):
-        return iter(self._parts)
+    def __setitem__(self, name: str, values: Any) -> None:
+        self._parts[name][...] = values

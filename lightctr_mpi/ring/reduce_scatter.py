@@ -1,8 +1,8 @@
 """Ring reduce-scatter: every rank ends with the sum over ranks of its own segment.
 
 The ring of Patarasuk and Yuan (2009), "Bandwidth optimal all-reduce algorithms for clusters of workstations":
-in P - 1 steps each rank passes on to its right-hand neighbour the partial sum it has just completed, so that a
-rank sends and receives (P - 1)/P of the array whatever P is.
+in P - 1 steps each rank passes on to its right-hand neighbour the partial sum it has just completed, so that
+a rank sends and receives (P - 1)/P of the array whatever P is.
 """
 
 from __future__ import annotations
@@ -67,4 +67,6 @@ def _sum_small(comm: Any, buf: np.ndarray, scratch: Scratch) -> None:
     """The whole sum on every rank, from everyone's values, added in rank order."""
     table = scratch.array("table", (size_of(comm), len(buf)), buf.dtype)
     comm.Allgather(check_buffer(buf), check_buffer(table))
-    np.add.reduce(table, axis=0, dtype=buf.dtype, out=buf)
+    np.copyto(buf, table[0])
+    for row in table[1:]:
+        np.add(buf, row, out=buf)

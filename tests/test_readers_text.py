@@ -11,6 +11,10 @@ from hypothesis import strategies as st
 from lightctr_mpi import readers
 from lightctr_mpi.config import DataOptions
 from lightctr_mpi.errors import DataError, UserError
+from lightctr_mpi.kernels.parse import parse_sparse
+from lightctr_mpi.kernels.parse_dense import parse_dense
+from lightctr_mpi.kernels.parse_merge import merge_rows
+from lightctr_mpi.kernels.parse_number import read_float, read_label
 from lightctr_mpi.readers.base import Where
 from lightctr_mpi.readers.source import Source
 
@@ -485,6 +489,16 @@ def test_warm_needs_no_data(name):
         reader = readers.build(name, DataOptions(label_column=column))
         readers.warm(reader)
         assert reader.parse(reader.sample, Where.whole("sample", reader.sample)).n_rows == 2
+
+
+def test_each_kernel_is_compiled_once_for_all_formats_and_options():
+    for options in ({}, {"label_map": "1:1,0:0"}, {"labels": "soft", "on_bad_row": "skip"}):
+        for task in ("logistic", "squared"):
+            read("libffm", "1 0:1:1 0:1:2\n", task, **options)
+            read("libsvm", "1 1:1 1", task, **options)
+            read("dense", "1,0,2\n", task, **options)
+    for kernel in (parse_sparse, parse_dense, merge_rows, read_label, read_float):
+        assert len(kernel.signatures) == 1
 
 
 def test_unknown_formats_are_named():

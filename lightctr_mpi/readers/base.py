@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -53,6 +53,7 @@ class LabelRule:
     Args:
         options: `labels` (binary: -1, 0 and 1, where -1 means 0; soft: 0 to 1) and `label_map`.
         task: "logistic", or "squared" which takes any finite number.
+        schema_labels: the label map of a schema, in force where `label_map` is empty.
 
     Attributes:
         expected: what a label must be, for error messages.
@@ -64,11 +65,15 @@ class LabelRule:
     for a malformed map.
     """
 
-    def __init__(self, options: DataOptions, task: str):
-        pairs = parse_label_map(options.label_map, task, options.labels)
+    def __init__(self, options: DataOptions, task: str, schema_labels: Mapping[str, float] | None = None):
+        pairs, source = parse_label_map(options.label_map, task, options.labels), "data.label_map"
+        if schema_labels and not pairs:
+            pairs, source = dict(schema_labels), "the schema"
+            for label, number in pairs.items():
+                check_label_number("labels of the schema", label, number, task, options.labels)
         soft = options.labels == "soft"
         if pairs:
-            self.expected = "one of the labels " + ", ".join(pairs) + " of data.label_map"
+            self.expected = "one of the labels " + ", ".join(pairs) + f" of {source}"
         elif task == "squared":
             self.expected = "a finite number as label"
         elif soft:
@@ -81,7 +86,7 @@ class LabelRule:
         numbers = [np.float32(text) if NUMBER.fullmatch(text) else math.nan for text in texts]
         self.arrays = (
             np.int64(LABEL_ANY if task == "squared" else LABEL_SOFT if soft else LABEL_BINARY),
-            np.frombuffer(bytearray(b"".join(texts)), np.uint8),
+            np.array(bytearray(b"".join(texts)), np.uint8),
             np.cumsum([0] + [len(text) for text in texts], dtype=np.int64),
             np.array(numbers, np.float64),
             np.array(list(pairs.values()), np.float32),
@@ -97,16 +102,21 @@ def parse_label_map(text: str, task: str = "logistic", labels: str = "binary") -
             raise UserError(f"data.label_map: found {pair.strip()!r}, expected label:value as in 1:0,2:1")
         if label in pairs:
             raise UserError(f"data.label_map: the label {label!r} is given twice")
-        number = pairs[label] = float(value)
-        if task == "squared":
-            allowed, expected = math.isfinite(np.float32(number)), "a finite number"
-        elif labels == "soft":
-            allowed, expected = 0 <= number <= 1, "0 to 1"
-        else:
-            allowed, expected = number in (0, 1), "0 or 1"
-        if not allowed:
-            raise UserError(f"data.label_map: {label!r} stands for {value}, expected {expected}")
+        pairs[label] = float(value)
+        check_label_number("data.label_map", label, pairs[label], task, labels)
     return pairs
+
+
+def check_label_number(source: str, label: str, number: float, task: str, labels: str) -> None:
+    """Raises UserError if the task has no use for the number that a label stands for."""
+    if task == "squared":
+        allowed, expected = math.isfinite(np.float32(number)), "a finite number"
+    elif labels == "soft":
+        allowed, expected = 0 <= number <= 1, "0 to 1"
+    else:
+        allowed, expected = number in (0, 1), "0 or 1"
+    if not allowed:
+        raise UserError(f"{source}: {label!r} stands for {number:g}, expected {expected}")
 
 
 class Reader:
@@ -125,6 +135,13 @@ class Reader:
     def __init__(self, options: DataOptions, task: str):
         self.options, self.task = options, task
         self.labels = LabelRule(options, task)
+
+    def prepare(self, first_line: bytes, file: str) -> None:
+        """Learns what the first line of the first file says about all of them, for formats with columns.
+
+        To be called on all ranks alike, before `settings`, `sample` and `parse` (which else goes by the first
+        data it is given). Raises UserError when the line does not fit the schema.
+        """
 
     def parse(self, data: bytes, where: Where, policy: str = "") -> Block:
         """Parses whole lines (the last one may lack its newline).

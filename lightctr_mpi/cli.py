@@ -66,20 +66,20 @@ def _say(text: str) -> int:
 
 
 def _sample(argv: Sequence[str]) -> int:
-    """No command: the main job on the data that ships."""
+    """No command: the main job on the data that ships; options given now win over the job's own."""
     from .sample import sample_job
 
-    return _train([*sample_job(), *argv])
+    return _train(argv, sample_job(), "the sample job")
 
 
-def _train(argv: Sequence[str]) -> int:
+def _train(argv: Sequence[str], base: Sequence[str] = (), base_name: str = "") -> int:
     if any(word in ("-h", "--help") for word in argv):
         from .usage import help_text
 
         return _say(help_text())
     from .options import resolve
 
-    resolved = resolve(argv, os.environ)
+    resolved = resolve(argv, os.environ, base, base_name)
     from .job import train
     from .mpi import world
 
@@ -140,7 +140,9 @@ def _synth(argv: Sequence[str]) -> int:
 
 
 def _warmup(argv: Sequence[str]) -> int:
-    parser = _parser("warmup", "Compile the kernels of a training run into this node's cache.", data_flags=False)
+    parser = _parser(
+        "warmup", "Compile the kernels of a training run into this node's cache.", data_flags=False
+    )
     parser.add_argument("--model", default="all", help="lr, fm, ffm or all")
     args = parser.parse_args(list(argv))
     from .warm import warmup
@@ -161,9 +163,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
 
 def _parser(name: str, about: str, data_flags: bool = True) -> _Parser:
     more = "Options --data.KEY VALUE (see train --help) tell how the rows are read." if data_flags else None
-    return _Parser(
-        prog=f"python -m lightctr_mpi {name}", description=about, epilog=more, allow_abbrev=False
-    )
+    return _Parser(prog=f"python -m lightctr_mpi {name}", description=about, epilog=more, allow_abbrev=False)
 
 
 def _parse(parser: _Parser, argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:

@@ -24,12 +24,13 @@ def sample_folder() -> Path:
 
 
 def sample_job() -> list[str]:
-    """Flags of the main job; flags that follow on the command line win."""
+    """Flags of the main job."""
     folder = sample_folder()
     return [
         *("--data.train", str(folder / TRAIN)),
         *("--data.test", str(folder / TEST)),
         *("--data.format", "libffm"),
         *("--mode", "ring"),
+        *("--train.epochs", "10"),
         *("--out", "runs/sample"),
     ]

@@ -26,7 +26,9 @@ def settle(run: Run, ranks: int) -> Run:
         sequential = mode == "single" and run.train.batch_size is None
         sync = "none" if sequential else "exact"
     if sync == "none" and mode == "ring":
-        raise UserError("train.sync none (row after row) is for --mode single; a ring needs --train.sync exact")
+        raise UserError(
+            "train.sync none (row after row) is for --mode single; a ring needs --train.sync exact"
+        )
     monitor = run.train.monitor
     if monitor == "auto":
         monitor = "valid_logloss" if run.model.loss == "logistic" else "valid_rmse"
@@ -53,6 +55,5 @@ def settle_for(run: Run, n_rows: int) -> Run:
 
 
 def default_batch(n_rows: int) -> int:
-    """Some hundred steps an epoch, but batches neither tiny nor beyond 4096 rows."""
-    wanted = n_rows // 200
-    return int(min(4096, max(32, 1 << max(wanted, 1).bit_length())))
+    """About fifty steps an epoch, but batches neither tiny nor beyond 4096 rows; a power of two."""
+    return min(4096, max(32, 1 << (n_rows // 50).bit_length()))

@@ -69,7 +69,7 @@ def choose_reader(comm: Any, source: Source, data: DataOptions, task: str, note:
         with agreed(comm):
             if rank_of(comm) == 0:
                 first, head = source.head()
-                name = readers.guess(head, first)
+                name = readers.guess(head, first, data.schema)
                 note(f"format of {first}: {name} (guessed; --data.format says otherwise)")
         name = bcast_object(comm, name)
     with agreed(comm):

@@ -74,7 +74,16 @@ def choose_reader(comm: Any, source: Source, data: DataOptions, task: str, note:
         name = bcast_object(comm, name)
     with agreed(comm):
         reader = readers.build(name, dataclasses.replace(data, format=name), task=task)
+        prepare(reader, source)
     return reader
+
+
+def prepare(reader: Any, source: Source) -> None:
+    """Show the reader the first line of the input, which may name the columns."""
+    for number, file in enumerate(source.files):
+        if line := source.first_line(number):
+            reader.prepare(line, file.name)
+            return
 
 
 def open_rows(

@@ -22,7 +22,7 @@ from .checkpoint import Checkpoint
 from .comm import agree, agreed, allgather_sizes, gather_arrays, rank_of, size_of
 from .config import DataOptions, ModelOptions
 from .errors import Diverged, UserError
-from .input import LAST, Text, parsed_rounds, rowstore_path
+from .input import LAST, Text, parsed_rounds, prepare, rowstore_path
 from .kernels import losses, sparse
 from .kernels.format import format_probabilities
 from .kernels.memory import alloc_rows
@@ -149,6 +149,7 @@ class _Scored:
         try:
             with agreed(self.comm):
                 reader = reader_of(self.settings, self.data, self.given, self.scorer.options.loss)
+                prepare(reader, text.source)
             once_per_node(self.world, lambda: warm_reading(reader))
             remap = Remap(self.scorer.keys, self.scorer.fields)
             for number, block in parsed_rounds(self.comm, text.source, reader):

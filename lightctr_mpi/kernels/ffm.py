@@ -32,12 +32,17 @@ HALF, ONE, ZERO = np.float32(0.5), np.float32(1), np.float32(0)
 
 
 @jit
-def scratch(indptr, n_fields, k):
-    """Work space for the longest row: T, touched float32[h], own float32[k], x float32[entries], int32
-    index."""
+def longest_row(indptr):
+    """The largest number of entries of a row, at least 1."""
     longest = 1
     for i in range(len(indptr) - 1):
         longest = max(longest, indptr[i + 1] - indptr[i])
+    return longest
+
+
+@jit
+def scratch(longest, n_fields, k):
+    """Work space for rows of up to `longest` entries: T, touched float32[h], own float32[k], x, index."""
     m = n_fields if 2 * longest >= n_fields else longest
     h = (m * k + 7) // 8 * 8
     size = max(longest, n_fields)
@@ -179,7 +184,7 @@ def forward(csr, table, shape, b0, logit):
     """logit[i] of every row; b0: float32, the bias or 0; shape: (fields, k, whether there is a linear
     part)."""
     (indptr, ids, fields, values, norms), (n_fields, k, linear) = csr, shape
-    T, _, _, x, index = scratch(indptr, n_fields, k)
+    T, _, _, x, index = scratch(longest_row(indptr), n_fields, k)
     column = (n_fields * k + 7) // 8 * 8
     for i in range(len(logit)):
         a, b = indptr[i], indptr[i + 1]
@@ -192,7 +197,7 @@ def forward(csr, table, shape, b0, logit):
 def backward(csr, table, shape, local, dlogit, penalty, grad):
     """Add to grad float32[u, h + linear] the gradient of sum_i dlogit[i] logit[i] and of the regulariser."""
     (indptr, ids, fields, values, norms), (n_fields, k, linear), (l2, l1) = csr, shape, penalty
-    T, touched, own, x, index = scratch(indptr, n_fields, k)
+    T, touched, own, x, index = scratch(longest_row(indptr), n_fields, k)
     column = (n_fields * k + 7) // 8 * 8
     for i in range(len(dlogit)):
         a, b = indptr[i], indptr[i + 1]
@@ -273,7 +278,10 @@ def make_sweep(opt: int, loss: int, use_l1: int, use_bias: int, linear: int):
     @jit
     def sweep(csr, target, order, table, shape, slot, bias, hyper, penalty, sums):
         (indptr, ids, fields, values, norms), (labels, weights), (n_fields, k) = csr, target, shape
-        work = scratch(indptr, n_fields, k)
+        longest = 1
+        for i in order:
+            longest = max(longest, indptr[i + 1] - indptr[i])
+        work = scratch(longest, n_fields, k)
         T, touched, _, x, index = work
         column = (n_fields * k + 7) // 8 * 8
         loss_sum, weight_sum = 0.0, 0.0
@@ -287,7 +295,7 @@ def make_sweep(opt: int, loss: int, use_l1: int, use_bias: int, linear: int):
             z = _row_logit(n, m, k, full, x, index, table, linear, column, T)
             if use_bias:
                 z += bias[0]
-            weight = float(weights[i]) if weights.size > 0 else 1.0
+            weight = np.float64(weights[i]) if weights.size > 0 else 1.0
             loss_sum += weight * point_loss(loss, z, labels[i])
             weight_sum += weight
             kappa = np.float32(weight * point_slope(loss, z, labels[i]))

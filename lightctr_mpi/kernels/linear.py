@@ -71,7 +71,7 @@ def make_sweep(opt: int, loss: int, use_l1: int, use_bias: int):
             z = _row_logit(a, b, norms[i], ids, values, table)
             if use_bias:
                 z += bias[0]
-            weight = float(weights[i]) if weights.size > 0 else 1.0
+            weight = np.float64(weights[i]) if weights.size > 0 else 1.0
             loss_sum += weight * point_loss(loss, z, labels[i])
             weight_sum += weight
             kappa = np.float32(weight * point_slope(loss, z, labels[i]))

@@ -2,7 +2,9 @@
 
 logistic: softplus(z) - y z, the negative log-likelihood of a label y in [0, 1] in nats; slope sigmoid(z) - y.
 squared: (z - y)^2 / 2; slope z - y.
-Arithmetic is float64 whatever the type of the arrays: single rows are cheap and sums are long.
+Arithmetic is float64 whatever the type of the arrays: single rows are cheap and sums are long. (In Numba,
+float()
+of a float32 is a float32: np.float64 it has to be.)
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ CODES = {"logistic": LOGISTIC, "squared": SQUARED}
 @jit_exact
 def point_loss(code, logit, label):
     """float64 loss of one row."""
-    z, y = float(logit), float(label)
+    z, y = np.float64(logit), np.float64(label)
     if code == SQUARED:
         return 0.5 * (z - y) * (z - y)
     return max(z, 0.0) + math.log1p(math.exp(-abs(z))) - y * z
@@ -29,7 +31,7 @@ def point_loss(code, logit, label):
 @jit_exact
 def point_slope(code, logit, label):
     """float64 derivative of `point_loss` with respect to the logit."""
-    z, y = float(logit), float(label)
+    z, y = np.float64(logit), np.float64(label)
     if code == SQUARED:
         return z - y
     return 1.0 / (1.0 + math.exp(-z)) - y
@@ -63,7 +65,7 @@ def add_losses(code, logit, labels, weights, sums):
     """
     loss, total = 0.0, 0.0
     for i in range(len(logit)):
-        weight = float(weights[i]) if weights.size > 0 else 1.0
+        weight = np.float64(weights[i]) if weights.size > 0 else 1.0
         loss += weight * point_loss(code, logit[i], labels[i])
         total += weight
     sums[0] += loss
@@ -74,7 +76,7 @@ def add_losses(code, logit, labels, weights, sums):
 def predictions(code, logit, out):
     """out[i] = probability of a click (logistic) or the logit itself (squared). float32[n] each."""
     for i in range(len(logit)):
-        z = float(logit[i])
+        z = np.float64(logit[i])
         out[i] = np.float32(1.0 / (1.0 + math.exp(-z))) if code == LOGISTIC else logit[i]
 
 

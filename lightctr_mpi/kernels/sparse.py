@@ -103,7 +103,7 @@ def _row_norms(indptr, values, out, on):
         total = 0.0
         if on and values.size > 0:
             for e in range(indptr[i], indptr[i + 1]):
-                total += float(values[e]) * float(values[e])
+                total += np.float64(values[e]) * np.float64(values[e])
         elif on:
             total = float(indptr[i + 1] - indptr[i])
         out[i] = 1.0 / np.sqrt(total) if total > 0.0 else 1.0

@@ -25,6 +25,7 @@ WIRE_TYPES = (
     ),
     *map(np.dtype, (np.float16, np.float32, np.float64)),
 )
+_WIRE_SET = frozenset(WIRE_TYPES)
 MAX_DIMENSIONS = 6
 
 
@@ -44,7 +45,7 @@ def check_buffer(array: np.ndarray) -> np.ndarray:
 
     float16 and bool have no MPI type that every library knows, so they travel as bytes.
     """
-    if not isinstance(array, np.ndarray) or array.dtype not in WIRE_TYPES:
+    if not isinstance(array, np.ndarray) or array.dtype not in _WIRE_SET:
         raise TypeError(f"cannot send {getattr(array, 'dtype', type(array).__name__)} through MPI")
     if not array.flags.c_contiguous:
         raise ValueError(f"array of shape {array.shape} is not C-contiguous")

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ..comm import size_of
+from ..comm import check_buffer, size_of
 from .allgather import all_gather
-from .reduce_scatter import reduce_scatter
+from .reduce_scatter import reduce_scatter, sum_small
 from .segments import SMALL_BYTES, Scratch, segments
 
 
@@ -20,7 +20,12 @@ def all_reduce(comm: Any, buf: np.ndarray, scratch: Scratch | None = None) -> No
         buf: array of equal length and dtype on all ranks.
         scratch: work arrays to reuse from call to call.
     """
+    check_buffer(buf)
+    if size_of(comm) == 1:
+        return
+    if buf.nbytes <= SMALL_BYTES:
+        sum_small(comm, buf, scratch or Scratch())
+        return
     segs = segments(len(buf), size_of(comm))
     reduce_scatter(comm, buf, segs, scratch)
-    if buf.nbytes > SMALL_BYTES:  # a smaller one is complete on every rank already
-        all_gather(comm, buf, segs)
+    all_gather(comm, buf, segs)

@@ -48,7 +48,7 @@ def reduce_scatter(
             for segment in order:
                 before(segment)
         if size > 1:
-            _sum_small(comm, buf, scratch or Scratch())
+            sum_small(comm, buf, scratch or Scratch())
         return
     room = (scratch or Scratch()).array("segment", int(np.diff(segs).max()), buf.dtype)
     right, left = (rank + 1) % size, (rank - 1) % size
@@ -63,7 +63,7 @@ def reduce_scatter(
         np.add(partial, own, out=own)
 
 
-def _sum_small(comm: Any, buf: np.ndarray, scratch: Scratch) -> None:
+def sum_small(comm: Any, buf: np.ndarray, scratch: Scratch) -> None:
     """The whole sum on every rank, from everyone's values, added in rank order."""
     table = scratch.array("table", (size_of(comm), len(buf)), buf.dtype)
     comm.Allgather(check_buffer(buf), check_buffer(table))

@@ -50,3 +50,10 @@ class Scratch:
         if room is None or len(room) < nbytes:
             room = self._room[name] = np.empty(nbytes + nbytes // 4, np.uint8)
         return room[:nbytes].view(dtype).reshape(shape)
+
+    def full(self, name: str, n: int, dtype: Any, value: Any) -> np.ndarray:
+        """1-D array full of `value`, filled only when allocated: whoever writes to it must restore it."""
+        room = self._room.get(name)
+        if room is None or len(room) < n * np.dtype(dtype).itemsize:
+            room = self._room[name] = np.full(n, value, dtype).view(np.uint8)
+        return room.view(dtype)[:n]

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..comm import allgather_sizes, exchange_into, exchange_offsets, rank_of, size_of
+from ..kernels.sparse import localize, scatter_add_rows
 from .allgather import all_gather
 from .segments import Scratch
 
@@ -27,7 +28,7 @@ def exchange_by_owner(
         keys int32[m] ascending and unique, all owned by this rank; sums float32[m, D]. On one rank these are
         the arguments themselves.
     """
-    size = size_of(comm)
+    size, rank = size_of(comm), rank_of(comm)
     if len(keys) and not bounds[0] <= keys[0] <= keys[-1] < bounds[-1]:
         raise ValueError(f"keys {keys[0]} to {keys[-1]} are outside of {bounds[0]} to {bounds[-1] - 1}")
     if size == 1:
@@ -40,12 +41,13 @@ def exchange_by_owner(
     all_rows = scratch.array("rows", (int(offsets[-1]), rows.shape[1]), rows.dtype)
     exchange_into(comm, [keys[p] for p in parts], all_keys, offsets)
     exchange_into(comm, [rows[p] for p in parts], all_rows, offsets)
-    unique, local = np.unique(all_keys, return_inverse=True)
+    first = int(bounds[rank])
+    all_keys -= np.int32(first)
+    unique, local = localize(all_keys, scratch.full("places", int(bounds[rank + 1]) - first, np.int32, -1))
     sums = scratch.array("sums", (len(unique), rows.shape[1]), rows.dtype)
     sums.fill(0)
-    for r in range(size):  # keys are unique within a rank's part, so plain indexing adds each row once
-        part = slice(offsets[r], offsets[r + 1])
-        sums[local[part]] += all_rows[part]
+    scatter_add_rows(sums, local, all_rows)  # walks the rows as they lie, which is in rank order
+    unique += np.int32(first)
     return unique, sums
 
 

@@ -15,7 +15,7 @@ SEEDS = st.integers(0, MASK)
 
 
 def kernel(text: bytes, seed: int) -> tuple[int, int]:
-    data = np.array(np.frombuffer(text, np.uint8))
+    data = np.frombuffer(text, np.uint8)
     h1, h2 = murmur3_128(data, 0, len(data), np.uint64(seed))
     return int(h1), int(h2)
 
@@ -79,18 +79,21 @@ def test_self_test_of_smhasher():
     assert kernel(hashes, 0)[0] & 0xFFFFFFFF == 0x6384BA69
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=70), SEEDS)
 def test_equals_plain_python(text, seed):
     assert kernel(text, seed) == reference(text, seed)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=20), st.binary(max_size=40), st.binary(max_size=20))
 def test_a_range_ignores_what_surrounds_it(before, text, after):
-    data = np.array(np.frombuffer(before + text + after, np.uint8))
+    data = np.frombuffer(before + text + after, np.uint8)
     found = hash_bytes(data, len(before), len(before) + len(text), np.uint64(7))
     assert int(found) == reference(text, 7)[0]
 
 
+@settings(deadline=None)
 @given(st.integers(-(2**63), 2**63 - 1), SEEDS)
 def test_number_is_hashed_as_its_eight_bytes(number, seed):
     assert int(hash_int(number, np.uint64(seed))) == reference(struct.pack("<q", number), seed)[0]
@@ -102,7 +105,7 @@ def mix_all(keys, out):
         out[i] = fmix64(keys[i])
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(SEEDS, max_size=20))
 def test_finaliser_of_integer_keys(keys):
     out = np.empty(len(keys), np.uint64)

@@ -1,15 +1,16 @@
 """Hashes that turn text and numbers into 64-bit keys.
 
-MurmurHash3 (Austin Appleby, public domain), the variant x64_128, of which the first 64 bits serve as the key. The
-seed is 64 bits wide here; for seeds below 2^32 the values are those of the published function. With 64-bit keys two
-of n features share a key with a probability of about n^2 / 2^65: 3e-6 for ten million features.
+MurmurHash3 (Austin Appleby, public domain), the variant x64_128, of which the first 64 bits serve as the key.
+The seed is 64 bits wide here; for seeds below 2^32 the values are those of the published function. That some
+two of n features share a key has a probability of about n^2 / 2^65: 3e-6 for ten million features.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from .jit import inline_exact
+from .jit import inline_exact, jit_exact
+from .words import word_at
 
 _C1 = np.uint64(0x87C37B91114253D5)
 _C2 = np.uint64(0x4CF5AD432745937F)
@@ -18,11 +19,11 @@ _ADD2 = np.uint64(0x38495AB5)
 _MIX1 = np.uint64(0xFF51AFD7ED558CCD)
 _MIX2 = np.uint64(0xC4CEB9FE1A85EC53)
 _FIVE = np.uint64(5)
-_33 = np.uint64(33)
+_27, _31, _33, _64 = np.uint64(27), np.uint64(31), np.uint64(33), np.uint64(64)
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
-@inline_exact
+@jit_exact
 def fmix64(key):
     """A bijection of uint64 that spreads every input bit over all output bits (MurmurHash3's finaliser)."""
     key ^= key >> _33
@@ -33,41 +34,26 @@ def fmix64(key):
     return key
 
 
-@inline_exact
+@jit_exact
 def _rotate(word, bits):
-    return (word << np.uint64(bits)) | (word >> np.uint64(64 - bits))
+    return (word << bits) | (word >> (_64 - bits))
 
 
-@inline_exact
+@jit_exact
 def _mix1(word):
-    return _rotate(word * _C1, 31) * _C2
+    return _rotate(word * _C1, _31) * _C2
 
 
-@inline_exact
+@jit_exact
 def _mix2(word):
-    return _rotate(word * _C2, 33) * _C1
-
-
-@inline_exact
-def _word(data, at):
-    """8 bytes from position `at` on as a little-endian number; written out, it compiles to a single load."""
-    i = np.uint64(at)  # an unsigned index spares the check for negative ones
-    word = np.uint64(data[i])
-    word |= np.uint64(data[i + np.uint64(1)]) << np.uint64(8)
-    word |= np.uint64(data[i + np.uint64(2)]) << np.uint64(16)
-    word |= np.uint64(data[i + np.uint64(3)]) << np.uint64(24)
-    word |= np.uint64(data[i + np.uint64(4)]) << np.uint64(32)
-    word |= np.uint64(data[i + np.uint64(5)]) << np.uint64(40)
-    word |= np.uint64(data[i + np.uint64(6)]) << np.uint64(48)
-    word |= np.uint64(data[i + np.uint64(7)]) << np.uint64(56)
-    return word
+    return _rotate(word * _C2, _33) * _C1
 
 
 @inline_exact
 def _part(data, at, n_bytes):
     """1 to 8 bytes from position `at` on as a little-endian number."""
     if at + 8 <= len(data):
-        return _word(data, at) & (_ALL >> np.uint64(64 - 8 * n_bytes))
+        return word_at(data, at) & (_ALL >> np.uint64(64 - 8 * n_bytes))
     word = np.uint64(0)
     for i in range(n_bytes):
         word |= np.uint64(data[at + i]) << np.uint64(8 * i)
@@ -89,10 +75,10 @@ def murmur3_128(data, begin, end, seed):
     h1 = h2 = seed
     at = begin
     while at + 16 <= end:
-        h1 ^= _mix1(_word(data, at))
-        h1 = (_rotate(h1, 27) + h2) * _FIVE + _ADD1
-        h2 ^= _mix2(_word(data, at + 8))
-        h2 = (_rotate(h2, 31) + h1) * _FIVE + _ADD2
+        h1 ^= _mix1(word_at(data, at))
+        h1 = (_rotate(h1, _27) + h2) * _FIVE + _ADD1
+        h2 ^= _mix2(word_at(data, at + 8))
+        h2 = (_rotate(h2, _31) + h1) * _FIVE + _ADD2
         at += 16
     rest = end - at
     if rest > 8:
@@ -102,7 +88,7 @@ def murmur3_128(data, begin, end, seed):
     return _finish(h1, h2, np.uint64(end - begin))
 
 
-@inline_exact
+@jit_exact
 def _finish(h1, h2, length):
     h1 ^= length
     h2 ^= length
@@ -121,7 +107,7 @@ def hash_bytes(data, begin, end, seed):
     return murmur3_128(data, begin, end, seed)[0]
 
 
-@inline_exact
+@jit_exact
 def hash_int(number, seed):
     """The key of a number: hash_bytes of its 8 bytes, least significant first.
 
@@ -137,5 +123,4 @@ def hash_int(number, seed):
 
 def hash_text(text: bytes, seed: int) -> int:
     """hash_bytes for a Python object; for the few texts outside of kernels."""
-    data = np.array(np.frombuffer(text, np.uint8))
-    return int(hash_bytes(data, 0, len(data), np.uint64(seed)))
+    return int(hash_bytes(np.frombuffer(text, np.uint8), 0, len(text), np.uint64(seed)))

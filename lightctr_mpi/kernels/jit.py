@@ -21,6 +21,7 @@ import platform
 import stat
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import llvmlite.binding
 import numpy as np
@@ -77,17 +78,18 @@ os.environ["NUMBA_CACHE_DIR"] = str(CACHE_DIR)  # Numba reads it when it is impo
 
 import numba  # noqa: E402
 
-numba.config.CACHE_DIR = str(CACHE_DIR)  # in case somebody imported Numba before us
+# In case somebody imported Numba before us.
+numba.config.CACHE_DIR = str(CACHE_DIR)  # type: ignore[attr-defined]
 
 # Sums may be reordered and fused, so that they vectorise; NaN and infinity keep their meaning, so that a
 # diverged run is noticed.
 FAST = {"reassoc", "contract", "arcp", "nsz", "afn"}
-_OPTIONS = {"cache": True, "nogil": True, "error_model": "numpy"}
+_OPTIONS: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy"}
 
-jit = numba.njit(fastmath=FAST, **_OPTIONS)
-jit_exact = numba.njit(**_OPTIONS)
-inline = numba.njit(fastmath=FAST, inline="always", **_OPTIONS)
-inline_exact = numba.njit(inline="always", **_OPTIONS)
+jit: Any = numba.njit(fastmath=FAST, **_OPTIONS)
+jit_exact: Any = numba.njit(**_OPTIONS)
+inline: Any = numba.njit(fastmath=FAST, inline="always", **_OPTIONS)
+inline_exact: Any = numba.njit(inline="always", **_OPTIONS)
 
 
 def own(array: np.ndarray, dtype: type | np.dtype | str) -> np.ndarray:

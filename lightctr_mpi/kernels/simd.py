@@ -10,13 +10,23 @@ from its start; neither checks bounds, and addresses need no alignment.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import numba.extending
 from llvmlite import ir
 from numba.core import cgutils, types
-from numba.extending import intrinsic, models, register_model
+from numba.extending import models, register_model
 
 _FLAGS = ("reassoc", "contract", "arcp", "nsz", "afn")
 _FLOAT = ir.FloatType()
 _I32 = ir.IntType(32)
+
+
+def intrinsic(function: Callable) -> Any:
+    """Numba's decorator; kernels call the result without the typing context, which type checkers cannot
+    know."""
+    return numba.extending.intrinsic(function)
 
 
 def round_up(n: int) -> int:

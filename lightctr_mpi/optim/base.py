@@ -9,9 +9,11 @@ import numpy as np
 from ..config import OptimizerOptions
 
 
-def floats(*values: float) -> tuple[np.float32, ...]:
-    """The numbers as kernels take them."""
-    return tuple(np.float32(value) for value in values)
+def floats(*values: float | None) -> tuple[np.float32, ...]:
+    """The numbers as kernels take them. Raises ValueError for one that is unset."""
+    if None in values:
+        raise ValueError("an option is unset: pass the options through defaults.optimizer")
+    return tuple(np.float32(value) for value in values if value is not None)
 
 
 class Optimizer:
@@ -40,10 +42,8 @@ class Optimizer:
     _dense_kernel: ClassVar[Any]
 
     def __init__(self, options: OptimizerOptions):
-        if options.lr is None or options.l2 is None:
-            raise ValueError("learning rate and L2 are unset: pass the options through defaults.optimizer")
-        self.options, self.l1, self.l2 = options, options.l1, options.l2
         self.hyper = floats(options.lr, 0.0, options.l1, options.l2)
+        self.options, self.l1, self.l2 = options, options.l1, float(options.l2 or 0)
 
     @property
     def penalty(self) -> tuple[float, float]:

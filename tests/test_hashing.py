@@ -1,4 +1,4 @@
-"""MurmurHash3: published values, the author's self-test, and a plain Python version written from the algorithm."""
+"""MurmurHash3: published values, the author's self-test, a plain Python version of the algorithm."""
 
 import struct
 
@@ -31,8 +31,8 @@ def finaliser(word: int) -> int:
 
 
 def reference(text: bytes, seed: int) -> tuple[int, int]:
-    """MurmurHash3 x64_128 on Python integers: the tail is a block of its own, padded by zeros, without the step
-    that carries one half into the other."""
+    """MurmurHash3 x64_128 on Python integers: the tail is a block too, filled up by zeros, but without the
+    step that carries one half into the other."""
     c1, c2 = 0x87C37B91114253D5, 0x4CF5AD432745937F
     h1 = h2 = seed
     full = len(text) // 16 * 16
@@ -73,7 +73,7 @@ def test_published_values(text, seed, h1, h2):
 
 
 def test_self_test_of_smhasher():
-    """Hash the keys (), (0), (0, 1), ... with seeds 256, 255, ...; the hash of all hashes starts with 0x6384BA69."""
+    """Keys (), (0), (0, 1), ... are hashed with seeds 256, 255, ...; the hash of their hashes is known."""
     all_bytes = bytes(range(256))
     hashes = b"".join(struct.pack("<QQ", *kernel(all_bytes[:n], 256 - n)) for n in range(256))
     assert kernel(hashes, 0)[0] & 0xFFFFFFFF == 0x6384BA69

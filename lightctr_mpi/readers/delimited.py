@@ -31,8 +31,8 @@ class DelimitedReader(Reader):
     """Rows of cells, one feature for each cell of a feature column that is not missing.
 
     The field of a feature is the place of its column among the feature columns. Its key is a hash of the
-    column's name and of the cell's text (categorical) or bin (numeric, log); the numbers of a column (numeric,
-    value) share one key. docs/data.md has the rules.
+    column's name and of the cell's text (categorical) or bin (numeric, log); all numbers of a column that is
+    numeric, value have the same key. docs/data.md has the rules.
 
     Args:
         options: `schema` names a TOML file, or is the schema itself as JSON (that is how a model keeps it).

@@ -31,7 +31,8 @@ def has_header(schema: Schema, cells: list[str]) -> bool:
     if schema.header != "auto":
         return schema.header == "yes"
     if schema.columns:
-        return 2 * sum(name in cells for name in schema.columns) > len(schema.columns)
+        named = sum(cell in schema.columns for cell in cells)
+        return 2 * named > len(cells) or (named > 0 and all(name in cells for name in schema.features))
     return not all(name.isdigit() for name in schema.named())
 
 

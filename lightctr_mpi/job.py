@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,9 @@ import numpy as np
 from . import checkpoint, models, optim, options, report
 from .bound import BoundRows
 from .checkpoint import Checkpoint, ModelMeta, history_columns, history_records
-from .comm import agreed, bcast_object
+from .comm import agreed, any_rank, bcast_object
 from .config import Run
-from .errors import UserError
+from .errors import Stopped, UserError
 from .input import Text, choose_reader, open_rows, rowstore_path
 from .modelfile import load, save
 from .mpi import Signals, World, once_per_node
@@ -25,7 +27,7 @@ from .ring.store import Ring
 from .rowstore import RowStore
 from .runfolder import RunFolder
 from .settle import settle, settle_for
-from .shard import Shard
+from .shard import Shard, memory_of
 from .stores import Replica, Sequential, Store
 from .train import Fit, Progress, evaluate
 from .warm import warm_reading, warm_training
@@ -42,7 +44,8 @@ def train(resolved: Resolved, world: World) -> int:
     news = report.build(world.rank, run.quiet)
     job = Job(resolved, run, world, comm, folder, news)
     try:
-        job.work()
+        with job.early:
+            job.work()
     finally:
         job.close()
     return 0
@@ -59,6 +62,7 @@ class Job:
         self.texts: list[Text] = []
         self.reader: Any = None
         self.settings: dict[str, Any] = {}
+        self.early = Signals(signal.SIGUSR1)  # SIGTERM just ends a run that has nothing to save yet
         self.started = time.perf_counter()
 
     def work(self) -> None:
@@ -72,6 +76,7 @@ class Job:
         keys, fields = self._dictionaries(train, source)
         store = self._store(keys, 0 if fields is None else len(fields))
         once_per_node(self.world, lambda: warm_training(store.shard.model, store.shard.optimizer, run))
+        self._stop_early()
         if source is not None:
             load(store.shard, source)
         self._open_folder(history, source)
@@ -89,12 +94,17 @@ class Job:
                 valid=bind(valid),
                 report=self.news,
                 save=lambda p, h, best: self._save(store, fields, p, h, best),
-                stop=lambda: signals.stop,
+                stop=lambda: signals.stop or self.early.stop,
                 progress=progress,
                 history=history,
             )
             fit()
         self._conclude(store, fit, bind(test))
+
+    def _stop_early(self) -> None:
+        """Heed a warning between two parts of the preparation: what they made is on disk."""
+        if any_rank(self.comm, self.early.stop):
+            raise Stopped("stopped on request before the training began")
 
     def close(self) -> None:
         self.news.close()
@@ -124,6 +134,7 @@ class Job:
         if rows.meta.skipped:
             note(f"{role}: {rows.meta.skipped:,} malformed rows were skipped (--data.on_bad_row skip)")
         note(f"{role}: {rows.n_rows:,} rows, {rows.n_keys:,} features, {rows.n_fields:,} fields")
+        self._stop_early()
         return rows
 
     def _check_training(self, rows: RowStore) -> None:
@@ -138,7 +149,9 @@ class Job:
                 "or --model.name fm"
             )
 
-    def _dictionaries(self, train: RowStore, source: Checkpoint | None) -> tuple[np.ndarray, np.ndarray | None]:
+    def _dictionaries(
+        self, train: RowStore, source: Checkpoint | None
+    ) -> tuple[np.ndarray, np.ndarray | None]:
         """Keys and fields of the model: those of the data, joined with those of the model to go on from."""
         keys = np.array(train.keys)
         fields = np.array(train.fields) if self.run.model.name == "ffm" else None
@@ -160,6 +173,7 @@ class Job:
         run = self.run
         model = models.build(run.model, n_fields, run.model.loss)
         optimizer = optim.build(run.optimizer)
+        self._estimate(model, optimizer, len(keys))
         if run.train.sync == "none":
             return Sequential(Shard(model, optimizer, keys, run.seed))
         assert run.train.batch_size is not None
@@ -174,6 +188,15 @@ class Job:
             run.model.loss,
             run.train.batch_size,
             run.ring.dense_above,
+        )
+
+    def _estimate(self, model: models.Model, optimizer: optim.Optimizer, n_keys: int) -> None:
+        """Say how large the model becomes, before its memory is taken."""
+        numbers = n_keys * sum(math.prod(tail) for _, _, tail in model.parts()) + model.bias
+        size = memory_of(model, optimizer, n_keys, self.world.size)
+        self.news.note(
+            f"model: {n_keys:,} features, {numbers:,} parameters, {size / 1e6:,.1f} MB with the optimizer's state"
+            + (" on each rank" if self.world.size > 1 else "")
         )
 
     def _resumed(self) -> Checkpoint | None:

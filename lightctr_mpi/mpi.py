@@ -162,11 +162,15 @@ class Signals:
 
     A rank inside an MPI call notes a signal only when the call returns, and signals reach the ranks at
     different times: the loop must share `stop` in the agreement of its steps (`comm.any_rank`).
+
+    Args:
+        numbers: the signals to note, if not both.
     """
 
-    caught = (signal.SIGUSR1, signal.SIGTERM)
+    caught: tuple[int, ...] = (signal.SIGUSR1, signal.SIGTERM)
 
-    def __init__(self) -> None:
+    def __init__(self, *numbers: int) -> None:
+        self.caught = numbers or self.caught
         self.stop = False
         self._before: dict[int, Any] = {}
 

@@ -14,11 +14,13 @@ import numpy as np
 
 from .hashing import fmix64
 from .jit import inline_exact, jit_exact, own
+from .simd import prefetch
 
 _LEAST = 1 << 10
 _LOW = np.uint64(0xFFFFFFFF)
 _HIGH = np.uint64(0xFFFFFFFF00000000)
 _ONE = np.uint64(1)
+_NEAR, _FAR = 8, 16  # queries that the memory is asked for ahead of time
 MOST_KEYS = 2**30  # the numbers are int32
 
 
@@ -41,6 +43,16 @@ def _seek(slots, keys, key):
     return at, number
 
 
+@inline_exact
+def _look_ahead(slots, keys, queries, i):
+    """Fetch what the queries after i will need: first the slot, a little later the key it points to."""
+    mask = np.uint64(len(slots) - 1)
+    if i + _FAR < len(queries):
+        prefetch(slots, np.int64(fmix64(queries[i + _FAR]) & mask))
+        slot = slots[fmix64(queries[i + _NEAR]) & mask]
+        prefetch(keys, np.int64(slot & _LOW) - 1)
+
+
 @jit_exact
 def insert(slots, keys, n, queries, start, numbers):
     """Number the keys queries[start:], new ones by order of arrival, until the table is half full.
@@ -58,6 +70,7 @@ def insert(slots, keys, n, queries, start, numbers):
     """
     limit = len(slots) // 2
     for i in range(start, len(queries)):
+        _look_ahead(slots, keys, queries, i)
         key = queries[i]
         at, number = _seek(slots, keys, key)
         if number < 0:
@@ -75,6 +88,7 @@ def insert(slots, keys, n, queries, start, numbers):
 def find(slots, keys, queries, numbers):
     """numbers[i] = number of queries[i], -1 where it is not in the table. uint64[m] -> int32[m]."""
     for i in range(len(queries)):
+        _look_ahead(slots, keys, queries, i)
         _, number = _seek(slots, keys, queries[i])
         numbers[i] = number
 
@@ -84,6 +98,8 @@ def rebuild(slots, keys, n):
     """Enter the distinct keys keys[:n] into the empty table `slots`."""
     mask = np.uint64(len(slots) - 1)
     for number in range(n):
+        if number + _FAR < n:
+            prefetch(slots, np.int64(fmix64(keys[number + _FAR]) & mask))
         hashed = fmix64(keys[number])
         at = hashed & mask
         while slots[at] != 0:

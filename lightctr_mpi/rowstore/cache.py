@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -66,7 +67,7 @@ def open_or_convert(
 
     Raises what `convert` raises.
     """
-    path = Path(folder) / cache_name(source, reader)
+    path: Path = bcast_object(comm, Path(folder) / cache_name(source, reader))
     identity = same_files(comm, source)
     stat = stat_of(identity)
     state, note, expected = _STALE, "", ""
@@ -109,6 +110,7 @@ def cache_name(source: Any, reader: Any) -> str:
     return f"{stem[:60]}-{digest}.rows.h5"
 
 
+@functools.cache
 def _program() -> str:
     """The version of everything that decides what a text turns into, edits of the sources included."""
     package = Path(__file__).parent.parent

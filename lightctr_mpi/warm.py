@@ -86,6 +86,7 @@ def _train(model: Model, optimizer: Optimizer, run: Run) -> None:
         found = rows.nonzero_rows(table, 0, len(keys))
         sparse.scatter_add_rows(table, found, table[found])
         sparse.scatter_set_rows(shard.rows, found, table[found])
+        sparse.gather_rows(shard.rows, found, table)
     rows.translate(found_ids := np.arange(4, dtype=np.int32), found_ids)
     shard.all_finite()
     evaluate(store, data, model.loss_name)  # type: ignore[arg-type]

@@ -73,6 +73,11 @@ class Job:
         test = self._rows(self.run.data.test, "test") if self.run.data.test else None
         self.run = run = settle_for(self.run, train.n_rows)
         progress, history = _position(source, self.folder)
+        if source is not None and not progress.best_epoch and progress.epoch >= (run.train.epochs or 0):
+            raise UserError(
+                f"{source.path} has {progress.epoch} epochs behind it, nothing is left to do: "
+                f"give --train.epochs more than {progress.epoch}"
+            )
         keys, fields = self._dictionaries(train, source)
         store = self._store(keys, 0 if fields is None else len(fields))
         once_per_node(self.world, lambda: warm_training(store.shard.model, store.shard.optimizer, run))
@@ -226,6 +231,8 @@ class Job:
                 if source is None and (previous := self.folder.set_aside()) is not None:
                     self.news.note(f"an earlier run was moved to {previous}")
                 self.folder.create()
+                if source is not None and _is_best(source, self.folder):
+                    checkpoint.publish(source.path, self.folder.model)
                 self.folder.config.write_text(options.to_toml(self.run))
                 self.news.open_metrics(self.folder.metrics, history)
         self._announce(source)
@@ -289,13 +296,19 @@ def _position(source: Checkpoint | None, folder: RunFolder) -> tuple[Progress, l
         return Progress(), []
     progress = Progress.from_dict(source.meta.progress)
     history = history_records(source.meta.history)
-    elsewhere = Path(source.path).resolve().parent not in (
-        folder.path.resolve(),
-        folder.checkpoints.resolve(),
-    )
-    if elsewhere:
+    if not _is_of(source, folder):
         progress.best_epoch, progress.best_value, progress.bad_epochs = 0, None, 0
     return progress, history
+
+
+def _is_of(source: Checkpoint, folder: RunFolder) -> bool:
+    return Path(source.path).resolve().parent in (folder.path.resolve(), folder.checkpoints.resolve())
+
+
+def _is_best(source: Checkpoint, folder: RunFolder) -> bool:
+    """Whether a checkpoint of this folder is its best model: the run may have died before naming it so."""
+    at, best = source.meta.progress, source.meta.progress["best_epoch"]
+    return _is_of(source, folder) and at["rows_done"] == 0 and at["epoch"] == best > 0
 
 
 def _check_same_model(source: Checkpoint, run: Run) -> None:

@@ -84,12 +84,12 @@ def predict(
     with _Output(comm, out) as output:
         scored = _Scored(world, comm, model, rows, data_flags)
         for number, block, logit in scored:
-            text = b""
-            if block is not None:
-                if not np.isfinite(logit).all():
-                    raise Diverged(f"{model} gives a prediction that is not a finite number")
+            text, problem = b"", None
+            if not np.isfinite(logit).all():
+                problem = Diverged(f"{model} gives a prediction that is not a finite number")
+            elif block is not None:
                 text = format_probabilities(logit if raw else scored.scorer.probabilities(logit))
-            output.add(number, text)
+            output.add(number, text, problem)
     scored.say_what_was_unseen(sys.stderr)
     return 0
 
@@ -232,16 +232,15 @@ class _Output:
         except OSError as error:
             raise UserError(f"cannot write {self.path}: {error.strerror}") from None
 
-    def add(self, number: int, text: bytes) -> None:
-        """Called by all ranks in each round: `text` belongs to unit `number` of this rank."""
+    def add(self, number: int, text: bytes, problem: UserError | None = None) -> None:
+        """Called by all ranks in each round: `text` belongs to unit `number` of this rank, or it failed."""
         done = allgather_sizes(self.comm, number)
         parts = gather_arrays(self.comm, np.frombuffer(text, np.uint8))
-        problem = None
         if parts is not None:
             for unit, part in zip(done.tolist(), parts, strict=True):
                 if len(part):
                     heapq.heappush(self._waiting, (unit, part.tobytes()))
-            problem = self._write_up_to(int(done.min()))
+            problem = problem or self._write_up_to(int(done.min()))
         agree(self.comm, problem)
 
     def _write_up_to(self, number: int) -> UserError | None:

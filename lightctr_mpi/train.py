@@ -67,15 +67,23 @@ class Fit:
             Stopped: a stop was asked for; the state has been saved.
             Diverged: the loss is no longer finite; checkpoints before it stay.
         """
-        run, progress = self.run, self.progress
-        assert run.train.epochs is not None
-        while progress.epoch < run.train.epochs and not self._patience_is_over():
+        progress = self.progress
+        while self._is_unfinished():
             started, first_row = time.perf_counter(), progress.rows_done
-            if not self._learn_epoch(started):
-                self.save(progress, self.history, False)
+            stop = self._learn_epoch(started)
+            saved = False
+            if progress.rows_done >= self.train.n_rows:
+                saved = self._close_epoch(time.perf_counter() - started, self.train.n_rows - first_row)
+            if stop and self._is_unfinished():
+                if not saved:
+                    self.save(progress, self.history, False)
                 raise Stopped("stopped on request; the state is saved")
-            self._close_epoch(time.perf_counter() - started, self.train.n_rows - first_row)
         return self.history
+
+    def _is_unfinished(self) -> bool:
+        epochs = self.run.train.epochs
+        assert epochs is not None
+        return self.progress.epoch < epochs and not self._patience_is_over()
 
     def _patience_is_over(self) -> bool:
         patience = self.run.train.patience
@@ -96,7 +104,7 @@ class Fit:
             before += len(window)
 
     def _learn_epoch(self, started: float) -> bool:
-        """Learn the rest of the current epoch; False when it was cut short by a request to stop."""
+        """Learn the rest of the current epoch, or up to a request to stop; returns whether there was one."""
         progress = self.progress
         already = progress.rows_done
         for rows in self._steps(progress.epoch, already):
@@ -112,11 +120,12 @@ class Fit:
             self.report.progress(
                 progress.epoch + 1, progress.rows_done, self.train.n_rows, mean, seconds, already
             )
-            if sums.stop and progress.rows_done < self.train.n_rows:
-                return False
-        return True
+            if sums.stop:
+                return True
+        return False
 
-    def _close_epoch(self, seconds: float, rows: int) -> None:
+    def _close_epoch(self, seconds: float, rows: int) -> bool:
+        """Evaluate, judge, report, save; returns whether a checkpoint was due."""
         progress = self.progress
         epoch = progress.epoch + 1
         name = "train_logloss" if self.run.model.loss == "logistic" else "train_squared_loss"
@@ -139,11 +148,12 @@ class Fit:
         self.history.append(record)
         if not self.store.shard.all_finite():
             raise Diverged(self._advice("a parameter"))
-        last = progress.epoch == self.run.train.epochs or self._patience_is_over()
         every = self.run.checkpoint.every
-        if best or last or (every and epoch % every == 0):
+        due = best or not self._is_unfinished() or (every > 0 and epoch % every == 0)
+        if due:
             self.save(progress, self.history, best)
         self.report.epoch(record, best)
+        return due
 
     def _judge(self, record: dict[str, Any]) -> bool:
         """Whether this epoch is the best so far. Without validation the newest always is."""

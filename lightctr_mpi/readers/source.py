@@ -21,7 +21,7 @@ from typing import BinaryIO
 from ..errors import DataError, UserError
 from .base import Where
 
-UNIT_BYTES = 16 << 20
+UNIT_BYTES = 4 << 20
 MAX_LINE = 256 << 20  # a longer line means that the file is not text
 _CHUNK = 1 << 20
 _BOM = b"\xef\xbb\xbf"

@@ -94,7 +94,9 @@ def predict(
     return 0
 
 
-def evaluate(world: World, model: str, rows: Sequence[str], data_flags: Sequence[str], *, as_json: bool) -> int:
+def evaluate(
+    world: World, model: str, rows: Sequence[str], data_flags: Sequence[str], *, as_json: bool
+) -> int:
     """Print the metrics of a model on labelled rows."""
     comm = world.comm if world.size > 1 else None
     scored = _Scored(world, comm, model, rows, data_flags)
@@ -113,18 +115,22 @@ def evaluate(world: World, model: str, rows: Sequence[str], data_flags: Sequence
             for name, value in result.items():
                 if name not in ("reasons", "nonfinite", "unseen"):
                     why = result["reasons"].get(name)
-                    shown = f"undefined ({why})" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.6f}"
+                    shown = (
+                        f"undefined ({why})"
+                        if value is None
+                        else f"{value:,}"
+                        if isinstance(value, int)
+                        else f"{value:.6f}"
+                    )
                     print(f"{name.replace('_', ' '):<20} {shown}")
             scored.say_what_was_unseen(sys.stdout)
     return 0
 
 
 class _Scored:
-    """Iterates over (unit number, Block or None, logits) of this rank; all ranks see the same number of rounds."""
+    """Iterates over (unit number, Block or None, logits) of this rank, in as many rounds on all ranks."""
 
-    def __init__(
-        self, world: World, comm: Any, model: str, rows: Sequence[str], data_flags: Sequence[str]
-    ):
+    def __init__(self, world: World, comm: Any, model: str, rows: Sequence[str], data_flags: Sequence[str]):
         self.world, self.comm, self.rows = world, comm, rows
         self.counts = np.zeros(4, np.int64)
         with agreed(comm):
@@ -171,11 +177,18 @@ class _Scored:
             b = min(a + STORE_ROWS, store.n_rows)
             block = bound.slice(a, b) if a < b else None
             if block is not None:
-                unseen = block.ids < 0
-                self.counts[1] += int(unseen.sum())
-                at = np.searchsorted(block.indptr, np.flatnonzero(unseen), "right")
-                self.counts[0] += len(np.unique(at))
+                self._count_unseen(block)
             yield LAST if block is None else a, block
+
+    def _count_unseen(self, block: Block) -> None:
+        """Count what a Block with the ids and fields of the model has unknown (Remap does it for text)."""
+        unseen = block.ids < 0
+        self.counts[1] += int(unseen.sum())
+        if block.fields is not None:
+            self.counts[2] += int((block.fields < 0).sum())
+            unseen = unseen | (block.fields < 0)
+        at = np.searchsorted(block.indptr, np.flatnonzero(unseen), "right")
+        self.counts[0] += len(np.unique(at))
 
     def unseen(self) -> dict[str, int]:
         names = ("rows_affected", "features", "fields", "rows_skipped")
@@ -188,23 +201,27 @@ class _Scored:
         rows, features, fields, skipped = self.counts.tolist()
         if rows:
             stream.write(
-                f"lightctr_mpi: {features:,} values of features and {fields:,} of fields that the model has not "
-                f"seen count as 0 ({rows:,} rows)\n"
+                f"lightctr_mpi: {features:,} values of features and {fields:,} of fields that the model has "
+                f"not seen count as 0 ({rows:,} rows)\n"
             )
         if skipped:
             stream.write(f"lightctr_mpi: {skipped:,} malformed rows were skipped\n")
 
 
 def reader_of(settings: dict[str, Any], data: DataOptions, given: set[str], task: str) -> Any:
-    """The reader a model was trained with; data options given now take precedence over those it has noted."""
-    names = {f.name for f in dataclasses.fields(DataOptions)}
+    """The reader a model was trained with; data options given now take precedence over those it has noted.
+
+    Whether malformed rows are skipped says nothing about the text: predictions without lines for some
+    rows have to be asked for.
+    """
+    names = {f.name for f in dataclasses.fields(DataOptions)} - {"on_bad_row"}
     noted = {k: v for k, v in settings.items() if k in names and f"data.{k}" not in given}
     merged = dataclasses.replace(data, **noted)
     return readers.build(merged.format, merged, task=task)
 
 
 class _Output:
-    """Lines of all ranks in the order of their units, written by rank 0; a file appears only when it is whole."""
+    """Lines of all ranks in the order of their units, written by rank 0; a file appears when it is whole."""
 
     def __init__(self, comm: Any, path: str):
         self.comm, self.path = comm, path

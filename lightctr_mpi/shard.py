@@ -15,6 +15,14 @@ from .models.base import Model
 from .optim.base import Optimizer
 
 
+def memory_of(model: Model, optimizer: Optimizer, n_keys: int, owners: int = 1) -> int:
+    """Bytes that a Shard takes, to be told before they are taken; of several owners, the largest."""
+    width, slots = model.width, optimizer.slots
+    if owners == 1:
+        return 4 * n_keys * row_stride(width * (1 + slots))
+    return 4 * width * (n_keys + slots * -(-n_keys // owners))
+
+
 class Shard:
     """Parameters of one model on one rank.
 

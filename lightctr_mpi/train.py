@@ -1,4 +1,4 @@
-"""The training loop: epochs of steps, an evaluation after each, checkpoints, early stopping. It knows no mode."""
+"""The training loop of all modes: epochs of steps, an evaluation after each, checkpoints, early stopping."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOWER_IS_BETTER = {"valid_logloss", "valid_rmse", "train_logloss"}
 class Progress:
     """Where a run stands: everything the loop needs to go on as if it had never stopped.
 
-    The order of rows follows from the seed and the epoch number, so `rows_done` is the whole position in the data.
+    The order of rows follows from the seed and the epoch, so `rows_done` is the whole position in the data.
     """
 
     epoch: int = 0  # finished epochs
@@ -141,7 +141,9 @@ class Fit:
             result = evaluate(self.store, self.valid, self.run.model.loss)
             if result.get("nonfinite"):
                 raise Diverged(self._advice("the validation loss"))
-            record |= {f"valid_{key}": value for key, value in result.items() if key not in ("reasons", "nonfinite")}
+            record |= {
+                f"valid_{key}": value for key, value in result.items() if key not in ("reasons", "nonfinite")
+            }
             record["valid_seconds"] = time.perf_counter() - started
         progress.epoch, progress.rows_done, progress.loss, progress.weight = epoch, 0, 0.0, 0.0
         best = self._judge(record)
@@ -162,9 +164,13 @@ class Fit:
         if self.valid is None and monitor != "train_logloss":
             progress.best_epoch, progress.best_value = progress.epoch, None
             return True
-        if value is None:  # an undefined metric is no improvement, but the first epoch has to be kept
-            better = progress.best_epoch == 0
-        elif progress.best_value is None:
+        if (
+            value is None
+        ):  # undefined, as it will be after every epoch: nothing to compare, as without validation
+            if progress.best_value is None:
+                progress.best_epoch = progress.epoch
+            return progress.best_value is None
+        if progress.best_value is None:
             better = True
         else:
             lower = monitor in LOWER_IS_BETTER
@@ -177,8 +183,8 @@ class Fit:
 
     def _advice(self, what: str) -> str:
         return (
-            f"{what} became non-finite at step {self.progress.step} (epoch {self.progress.epoch + 1}); try a lower "
-            "--optimizer.lr, instance normalisation (--model.norm true) or smaller values in the data"
+            f"{what} became non-finite at step {self.progress.step} (epoch {self.progress.epoch + 1}); try a "
+            "lower --optimizer.lr, instance normalisation (--model.norm true) or smaller values in the data"
         )
 
 

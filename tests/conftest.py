@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import cases
 import launch
 import pytest
+
+from lightctr_mpi import mpi
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -22,3 +25,12 @@ def run_cli(tmp_path):
         return launch.cli(*arguments, **{"cwd": tmp_path, **options})
 
     return call
+
+
+@pytest.fixture(params=cases.SOURCES)
+def program(request, tmp_path, monkeypatch, capsys):
+    """The command line within this process, in a folder with the inputs of the cases (`cases.Program`)."""
+    cases.fill(tmp_path, request.param)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(mpi, "_world", cases.ALONE)
+    return cases.Program(tmp_path, capsys)

@@ -200,8 +200,8 @@ class Job:
         numbers = n_keys * sum(math.prod(tail) for _, _, tail in model.parts()) + model.bias
         size = memory_of(model, optimizer, n_keys, self.world.size)
         self.news.note(
-            f"model: {n_keys:,} features, {numbers:,} parameters, {size / 1e6:,.1f} MB with the optimizer's state"
-            + (" on each rank" if self.world.size > 1 else "")
+            f"model: {n_keys:,} features, {numbers:,} parameters, {size / 1e6:,.1f} MB with the "
+            "optimizer's state" + (" on each rank" if self.world.size > 1 else "")
         )
 
     def _resumed(self) -> Checkpoint | None:

@@ -32,9 +32,10 @@ def convert(world: World, rows: Sequence[str], out: str, data_flags: Sequence[st
         meta = rowstore.convert(comm, text.source, reader, out)
     finally:
         text.close()
+    skipped = f"; {meta.skipped:,} malformed rows skipped" if meta.skipped else ""
     say(
-        f"{out}: {meta.n_rows:,} rows, {meta.nnz:,} values, {meta.n_keys:,} features, {meta.n_fields:,} fields, "
-        f"{meta.nbytes() / 1e6:,.1f} MB" + (f"; {meta.skipped:,} malformed rows skipped" if meta.skipped else "")
+        f"{out}: {meta.n_rows:,} rows, {meta.nnz:,} values, {meta.n_keys:,} features, "
+        f"{meta.n_fields:,} fields, {meta.nbytes() / 1e6:,.1f} MB{skipped}"
     )
     return 0
 

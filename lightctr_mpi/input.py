@@ -105,7 +105,7 @@ def open_rows(
 
 
 def parsed_rounds(comm: Any, source: Source, reader: Any) -> Iterator[tuple[int, Block | None]]:
-    """Parse the units of `source` in rounds: each yields (number of this rank's unit, Block), or (LAST, None).
+    """Parse the units of `source` in rounds; each yields (number of this rank's unit, Block) or (LAST, None).
 
     All ranks take part in every round and see the same number of rounds.
 
@@ -129,5 +129,3 @@ def parsed_rounds(comm: Any, source: Source, reader: Any) -> Iterator[tuple[int,
         if not states[:, 0].any():
             return
         yield number if more else LAST, block
-
-

@@ -1,4 +1,4 @@
-"""Between a store and a model file: which columns of a row are which arrays, and who sends them to the writer."""
+"""Between a store and a model file: which columns of a row are which arrays, and who sends them where."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ OURS = ("model.h5", "metrics.jsonl", "config.toml", "checkpoints")
 class RunFolder:
     """Paths of a run.
 
-    model.h5 is the best model so far, config.toml the resolved configuration, metrics.jsonl one object per epoch,
-    checkpoints/ the newest states to continue from, previous/ the run that was here before.
+    model.h5 is the best model so far, config.toml the resolved configuration, metrics.jsonl one object per
+    epoch, checkpoints/ the newest states to continue from, previous/ the run that was here before.
     """
 
     def __init__(self, path: str | Path):
@@ -53,5 +53,5 @@ class RunFolder:
         return previous
 
     def checkpoint(self, epoch: int, rows_done: int) -> Path:
-        """Where the state after `epoch` epochs and `rows_done` rows of the next one goes. Names sort by age."""
+        """Where the state after `epoch` epochs and `rows_done` rows of the next goes. Names sort by age."""
         return self.checkpoints / f"epoch-{epoch:05d}-row-{rows_done:012d}.h5"

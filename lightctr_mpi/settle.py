@@ -1,4 +1,4 @@
-"""Values that the user left to the program, chosen from the model, the loss and the size of world and data."""
+"""Values that the user left to the program, chosen from model, loss and the size of world and data."""
 
 from __future__ import annotations
 

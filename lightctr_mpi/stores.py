@@ -31,9 +31,9 @@ class StepSums:
 class Store(Protocol):
     """What the training loop asks of the place where parameters live.
 
-    `step_rows` is the number of rows of one step over all ranks. `learn` moves the parameters by the given global rows
-    and returns sums over all ranks; every rank must call it for every step. `part` is this rank's share of rows
-    of an evaluation. `reduce` is handed to a Tally to add over ranks (None on one rank).
+    `step_rows` is the number of rows of one step over all ranks. `learn` moves the parameters by the given
+    global rows and returns sums over all ranks; every rank must call it for every step. `part` is this rank's
+    share of the rows of an evaluation.
     """
 
     shard: Shard

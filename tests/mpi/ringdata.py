@@ -10,7 +10,7 @@ import numpy as np
 
 from lightctr_mpi import models, optim
 from lightctr_mpi.bound import BoundRows
-from lightctr_mpi.comm import agreed, allgather_arrays
+from lightctr_mpi.comm import allgather_arrays
 from lightctr_mpi.config import DataOptions, ModelOptions, OptimizerOptions, Run, TrainOptions
 from lightctr_mpi.mpi import once_per_node, world
 from lightctr_mpi.readers.libffm import LibffmReader
@@ -46,6 +46,14 @@ def mixed_rows(n: int, seed: int = 0) -> str:
     return "".join(line + "\n" for line in lines)
 
 
+def put(comm, path: Path, text: str | bytes) -> Path:
+    """A file of this content that all ranks see."""
+    if comm.rank == 0:
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    comm.Barrier()
+    return path
+
+
 class Weighted(LibffmReader):
     """A libffm reader that gives every row a sample weight and a group, made from its label and length."""
 
@@ -68,9 +76,7 @@ def store_of(comm, folder: Path, text: str, weighted: bool = False) -> RowStore:
     rows = name.with_suffix(".h5")
     comm.Barrier()
     if not comm.bcast(rows.exists()):
-        with agreed(comm):
-            if comm.rank == 0:
-                name.write_text(text)
+        put(comm, name, text)
         convert(comm, Source([str(name)], unit_bytes=100), reader, rows)
     return RowStore.open(rows)
 

@@ -182,4 +182,4 @@ def _parse(parser: _Parser, argv: Sequence[str]) -> tuple[argparse.Namespace, li
     if any(word in ("-h", "--help") for word in own):
         _say(parser.format_help())
         raise SystemExit(0)
-    return parser.parse_args(own), flags
+    return parser.parse_intermixed_args(own), flags  # files may stand on both sides of -o FILE

@@ -12,18 +12,28 @@ from .config import ModelOptions, OptimizerOptions
 
 FACTORS = {"lr": 0, "fm": 8, "ffm": 4}
 
-# (model, optimizer) -> learning rate, L2 penalty
+# (model, optimizer) -> learning rate, L2 penalty.
+# Chosen on a planted set of a million rows of 39 categorical fields and on Adult (a9a), with instance
+# normalisation: the gradient of a normalised row is a few times smaller than that of a raw one, hence rates
+# above the usual 0.05. FM and FFM have to leave the neighbourhood of 0, where gradients vanish, within the
+# first epoch; the best validation loss comes after one to three. Larger penalties change little before the
+# model overfits.
 RATES: dict[tuple[str, str], tuple[float, float]] = {
-    ("lr", "sgd"): (0.1, 1e-6),
-    ("lr", "adagrad"): (0.2, 1e-6),
-    ("lr", "ftrl"): (0.1, 1e-6),
-    ("fm", "sgd"): (0.02, 1e-5),
-    ("fm", "adagrad"): (0.05, 1e-5),
-    ("fm", "ftrl"): (0.05, 1e-5),
-    ("ffm", "sgd"): (0.02, 2e-5),
-    ("ffm", "adagrad"): (0.1, 2e-5),
-    ("ffm", "ftrl"): (0.1, 2e-5),
+    ("lr", "sgd"): (0.1, 1e-5),
+    ("lr", "adagrad"): (0.3, 1e-5),
+    ("lr", "ftrl"): (0.3, 1e-5),
+    ("fm", "sgd"): (0.05, 1e-5),
+    ("fm", "adagrad"): (0.3, 1e-5),
+    ("fm", "ftrl"): (0.3, 1e-5),
+    ("ffm", "sgd"): (0.1, 2e-5),
+    ("ffm", "adagrad"): (0.5, 2e-5),
+    ("ffm", "ftrl"): (0.5, 2e-5),
 }
+
+# Standard deviation of normal initial factors: small enough for the first logits to be near 0 (a uniform
+# start above 0 costs half an epoch to unlearn), large enough for gradients of factors, which are factors
+# themselves.
+DEVIATION = 0.1
 
 
 def model(options: ModelOptions) -> ModelOptions:
@@ -31,13 +41,21 @@ def model(options: ModelOptions) -> ModelOptions:
     k = FACTORS[options.name] if options.k is None or options.name == "lr" else options.k
     scale = options.init_scale
     if scale is None:
-        scale = 1 / math.sqrt(max(k, 1)) if options.init == "uniform" else 0.05
+        scale = 1 / math.sqrt(max(k, 1)) if options.init == "uniform" else DEVIATION
     return dataclasses.replace(options, k=k, init_scale=scale)
 
 
-def optimizer(options: OptimizerOptions, model_name: str) -> OptimizerOptions:
-    """The options with lr, l2 and alpha filled in."""
+def optimizer(options: OptimizerOptions, model_name: str, batch_size: int = 1) -> OptimizerOptions:
+    """The options with lr, l2 and alpha filled in.
+
+    Args:
+        batch_size: rows of a step, 1 for a sequential run. SGD averages a batch, so that its default rate
+        grows
+            with the root of the batch; Adagrad and FTRL sum it, and their own history sets the pace.
+    """
     lr, l2 = RATES[model_name, options.name]
+    if options.name == "sgd":
+        lr *= math.sqrt(batch_size)
     if options.lr is not None:
         lr = options.lr
     if options.l2 is not None:

@@ -43,8 +43,9 @@ def settle(run: Run, ranks: int) -> Run:
 def settle_for(run: Run, n_rows: int) -> Run:
     """Fill in what depends on the data."""
     model = defaults.model(run.model)
-    optimizer = defaults.optimizer(run.optimizer, run.model.name)
     batch_size = run.train.batch_size or default_batch(n_rows)
+    rows_of_step = 1 if run.train.sync == "none" else batch_size
+    optimizer = defaults.optimizer(run.optimizer, run.model.name, rows_of_step)
     epochs = run.train.epochs or 5
     return dataclasses.replace(
         run,

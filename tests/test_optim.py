@@ -132,6 +132,8 @@ def test_unset_options_take_the_defaults_of_the_model_and_set_ones_stay():
     assert set(defaults.RATES) == {(m, o) for m in NAMES["model"] for o in NAMES["optimizer"]}
     lr, l2 = defaults.RATES["fm", "adagrad"]
     assert optim.build(OptimizerOptions(name="adagrad"), "fm").hyper[0] == np.float32(lr)
+    slow, fast = (defaults.optimizer(OptimizerOptions(name="sgd"), "fm", batch).lr for batch in (1, 64))
+    assert fast == 8 * slow
     kept = defaults.optimizer(OptimizerOptions(name="ftrl", lr=0.7, l2=0.0), "lr")
     assert (kept.lr, kept.l2, kept.alpha) == (0.7, 0.0, 0.7)
     with pytest.raises(ValueError, match="unset"):

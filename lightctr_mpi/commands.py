@@ -11,7 +11,7 @@ from . import options, rowstore
 from .comm import agreed
 from .config import Run
 from .errors import UserError
-from .input import Text, choose_reader
+from .input import Text, choose_reader, spare_inputs
 from .mpi import World, once_per_node
 from .warm import warm_reading
 
@@ -25,6 +25,7 @@ def convert(world: World, rows: Sequence[str], out: str, data_flags: Sequence[st
         folder = Path(out).absolute().parent
         if not folder.is_dir():
             raise UserError(f"cannot write {out}: {folder} is not a folder")
+        _spare(out, data.memory)
     text = Text(comm, rows, folder)
     try:
         reader = choose_reader(comm, text.source, data, Run().model.loss, say)
@@ -40,6 +41,15 @@ def convert(world: World, rows: Sequence[str], out: str, data_flags: Sequence[st
     return 0
 
 
+def _spare(out: str, memory: str) -> None:
+    """Raises UserError when `out` exists and is no row store: with OUT forgotten, it is the last input."""
+    if os.path.exists(out):
+        try:
+            rowstore.RowStore.open(out, memory).close()
+        except UserError:
+            raise UserError(f"cannot write {out}: it is there and not a row store") from None
+
+
 def _nothing(*_: object) -> None:
     return None
 
@@ -53,5 +63,6 @@ def inspect(model: str, *, as_json: bool, export: str | None) -> int:
     if export is not None:
         from .checkpoint.export import export_text
 
+        spare_inputs(export, [model])
         export_text(model, export)
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,14 @@ def rowstore_path(paths: Sequence[str]) -> str | None:
     if len(paths) > 1:
         raise UserError(f"{stores[0]} is a row store: it can only be given alone")
     return os.path.expanduser(stores[0])
+
+
+def spare_inputs(out: str, inputs: Sequence[str]) -> None:
+    """Raises UserError when writing the file `out` would destroy one of the inputs (globs allowed)."""
+    for name in inputs:
+        for path in glob.glob(os.path.expanduser(name)) or [os.path.expanduser(name)]:
+            if os.path.exists(out) and os.path.exists(path) and os.path.samefile(out, path):
+                raise UserError(f"cannot write {out}: it is also an input")
 
 
 class Text:
@@ -84,6 +93,23 @@ def prepare(reader: Any, source: Source) -> None:
         if line := source.first_line(number):
             reader.prepare(line, file.name)
             return
+
+
+def reader_of(settings: dict[str, Any], data: DataOptions, given: set[str], task: str) -> Any:
+    """The reader that a model or a row store has noted; data options given now take precedence.
+
+    Whether malformed rows are skipped says nothing about the text: predictions without lines for some rows
+    have to be asked for.
+
+    Args:
+        settings: what `Reader.settings` gave then.
+        data: data options now; given: the keys ("data.format") of those that are not defaults.
+        task: "logistic" or "squared".
+    """
+    names = {f.name for f in dataclasses.fields(DataOptions)} - {"on_bad_row"}
+    noted = {k: v for k, v in settings.items() if k in names and f"data.{k}" not in given}
+    merged = dataclasses.replace(data, **noted)
+    return readers.build(merged.format, merged, task=task)
 
 
 def open_rows(

@@ -19,7 +19,7 @@ from .checkpoint import Checkpoint, ModelMeta, history_columns, history_records
 from .comm import agreed, any_rank, bcast_object
 from .config import Run
 from .errors import Stopped, UserError
-from .input import Text, choose_reader, open_rows, rowstore_path
+from .input import Text, choose_reader, open_rows, prepare, reader_of, rowstore_path
 from .modelfile import load, save
 from .mpi import Signals, World, once_per_node
 from .options import Resolved
@@ -68,7 +68,8 @@ class Job:
     def work(self) -> None:
         source = self._resumed()
         train = self._rows(self.run.data.train, "train")
-        self._check_training(train)
+        if not train.n_rows:
+            raise UserError(f"{', '.join(self.run.data.train)}: no rows to train on")
         valid = self._rows(self.run.data.valid, "valid") if self.run.data.valid else None
         test = self._rows(self.run.data.test, "test") if self.run.data.test else None
         self.run = run = settle_for(self.run, train.n_rows)
@@ -128,26 +129,39 @@ class Job:
             if role == "train":
                 self.settings = json.loads(rows.meta.reader)
             note(f"{role}: {stored}: {rows.n_rows:,} rows, {rows.n_keys:,} features (row store)")
+            self._check(rows, role, stored)
             return rows
         text = Text(self.comm, paths, self.folder.path)
         self.texts.append(text)
         if self.reader is None:
-            self.reader = choose_reader(self.comm, text.source, data, self.run.model.loss, note)
+            self.reader = self._reader(text)
             once_per_node(self.world, lambda: warm_reading(self.reader))
             self.settings = self.settings or self.reader.settings()
         rows = open_rows(self.comm, text, self.reader, data, self.folder.path, note)
         if rows.meta.skipped:
             note(f"{role}: {rows.meta.skipped:,} malformed rows were skipped (--data.on_bad_row skip)")
         note(f"{role}: {rows.n_rows:,} rows, {rows.n_keys:,} features, {rows.n_fields:,} fields")
+        self._check(rows, role, ", ".join(paths))
         self._stop_early()
         return rows
 
-    def _check_training(self, rows: RowStore) -> None:
-        name = ", ".join(self.run.data.train)
+    def _reader(self, text: Text) -> Any:
+        """The reader of the first text: as the row store to train on was read, if there is one."""
+        data, loss = self.run.data, self.run.model.loss
+        if not self.settings:
+            return choose_reader(self.comm, text.source, data, loss, self.news.note)
+        with agreed(self.comm):
+            reader = reader_of(self.settings, data, set(self.resolved.sources), loss)
+            prepare(reader, text.source)
+        return reader
+
+    def _check(self, rows: RowStore, role: str, name: str) -> None:
+        """Raises UserError for rows that the training has no use for."""
         if not rows.n_rows:
-            raise UserError(f"{name}: no rows to train on")
+            return
         if not rows.meta.has_labels:
-            raise UserError(f"{name}: the rows have no labels to train on")
+            use = {"train": "train on", "valid": "validate on", "test": "test on"}[role]
+            raise UserError(f"{name}: the rows have no labels to {use}")
         if self.run.model.name == "ffm" and not rows.meta.has_fields:
             raise UserError(
                 f"{name}: model ffm needs fields, which this format has not; use libffm or csv data, "

@@ -15,14 +15,14 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from . import checkpoint, models, options, readers
+from . import checkpoint, models, options
 from .block import Block
 from .bound import BoundRows
 from .checkpoint import Checkpoint
 from .comm import agree, agreed, allgather_sizes, gather_arrays, rank_of, size_of
-from .config import DataOptions, ModelOptions
+from .config import ModelOptions
 from .errors import Diverged, UserError
-from .input import LAST, Text, parsed_rounds, prepare, rowstore_path
+from .input import LAST, Text, parsed_rounds, prepare, reader_of, rowstore_path, spare_inputs
 from .kernels import losses, sparse
 from .kernels.format import format_probabilities
 from .kernels.memory import alloc_rows
@@ -81,6 +81,9 @@ def predict(
 ) -> int:
     """Write one number a line for every row, in the order of the rows, at any number of ranks."""
     comm = world.comm if world.size > 1 else None
+    with agreed(comm):
+        if out != "-":
+            spare_inputs(out, [model, *rows])
     with _Output(comm, out) as output:
         scored = _Scored(world, comm, model, rows, data_flags)
         for number, block, logit in scored:
@@ -156,6 +159,7 @@ class _Scored:
             with agreed(self.comm):
                 reader = reader_of(self.settings, self.data, self.given, self.scorer.options.loss)
                 prepare(reader, text.source)
+                self._check_fields(reader.has_fields)
             once_per_node(self.world, lambda: warm_reading(reader))
             remap = Remap(self.scorer.keys, self.scorer.fields)
             for number, block in parsed_rounds(self.comm, text.source, reader):
@@ -170,6 +174,7 @@ class _Scored:
         with agreed(self.comm):
             assert self.stored is not None
             store = RowStore.open(self.stored, self.data.memory, check=self.world.rank == 0)
+            self._check_fields(store.meta.has_fields or not store.n_rows)
         bound = BoundRows(store, self.scorer.keys, self.scorer.fields, self.scorer.options.norm)
         size, rank = size_of(self.comm), rank_of(self.comm)
         for first in range(0, max(store.n_rows, 1), STORE_ROWS * size):
@@ -179,6 +184,11 @@ class _Scored:
             if block is not None:
                 self._count_unseen(block)
             yield LAST if block is None else a, block
+
+    def _check_fields(self, has_fields: bool) -> None:
+        if self.scorer.model.uses_fields and not has_fields:
+            name = self.scorer.options.name
+            raise UserError(f"{', '.join(self.rows)}: model {name} needs fields, which this format has not")
 
     def _count_unseen(self, block: Block) -> None:
         """Count what a Block with the ids and fields of the model has unknown (Remap does it for text)."""
@@ -206,18 +216,6 @@ class _Scored:
             )
         if skipped:
             stream.write(f"lightctr_mpi: {skipped:,} malformed rows were skipped\n")
-
-
-def reader_of(settings: dict[str, Any], data: DataOptions, given: set[str], task: str) -> Any:
-    """The reader a model was trained with; data options given now take precedence over those it has noted.
-
-    Whether malformed rows are skipped says nothing about the text: predictions without lines for some
-    rows have to be asked for.
-    """
-    names = {f.name for f in dataclasses.fields(DataOptions)} - {"on_bad_row"}
-    noted = {k: v for k, v in settings.items() if k in names and f"data.{k}" not in given}
-    merged = dataclasses.replace(data, **noted)
-    return readers.build(merged.format, merged, task=task)
 
 
 class _Output:

@@ -465,6 +465,56 @@ def test_training_on_one_class(program, name):
     assert all(a > b > 0 for a, b in zip(loss, loss[1:], strict=False))
 
 
+# --- inputs that do not fit the command ---
+
+
+def test_rows_without_fields_are_no_input_for_ffm(program):
+    program.run("convert", "zero_based.svm", "rows.h5")
+    model = program.train("good200.ffm", "--train.epochs", 1, name="ffm")
+    train = ("train", "--model.name", "ffm", "--data.train")
+    for command in (
+        (*train, "rows.h5"),
+        (*train, "good200.ffm", "--data.valid", "rows.h5"),
+        (*train, "good200.ffm", "--data.test", "rows.h5"),
+        ("predict", model.path, "rows.h5"),
+        ("evaluate", model.path, "zero_based.svm", "--data.format", "libsvm"),
+    ):
+        assert "model ffm needs fields, which this format has not" in program.refused(*command), command
+
+
+def test_rows_without_labels_are_no_validation(program):
+    for role, use in (("valid", "validate"), ("test", "test")):
+        flags = ("train", "--data.train", "criteo_train.tsv", f"--data.{role}", "criteo_test_nolabel.tsv")
+        message = program.refused(*flags, "--quiet")
+        assert message == f"criteo_test_nolabel.tsv: the rows have no labels to {use} on"
+
+
+def test_text_beside_a_row_store_is_read_as_the_store_was(program):
+    flags = ("--data.label_map", "1:0,2:1")
+    program.run("convert", "labels_1_2.ffm", "rows.h5", *flags)
+    program.train("rows.h5", "--data.valid", "labels_1_2.ffm", out="store")
+    program.train("labels_1_2.ffm", "--data.valid", "labels_1_2.ffm", *flags, out="text")
+    losses = [[record["valid_logloss"] for record in program.history(out)] for out in ("store", "text")]
+    assert losses[0] == losses[1] and len(losses[0]) > 1
+
+
+def test_no_input_is_overwritten(program):
+    model = program.train("good200.ffm", "--train.epochs", 1)
+    before = {path: path.read_bytes() for path in program.folder.rglob("*") if path.is_file()}
+    for command in (
+        ("convert", "good200.ffm", "good50_test.ffm"),  # OUT forgotten
+        ("convert", "good200.ffm", model.path),
+        ("predict", model.path, "good*.ffm", "-o", "good50_test.ffm"),
+        ("predict", model.path, "good200.ffm", "-o", model.path),
+        ("inspect", model.path, "--export", model.path),
+    ):
+        assert program.refused(*command).startswith(f"cannot write {command[-1]}: it is "), command
+    assert {path: path.read_bytes() for path in program.folder.rglob("*") if path.is_file()} == before
+    program.run("convert", "good200.ffm", "rows.h5")
+    program.run("convert", "good50_test.ffm", "rows.h5")  # a row store may be made anew
+    assert len(program.predict(model, "rows.h5")) == 50
+
+
 # --- exit codes and streams, in a process of its own ---
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
 MPIRUN = Path(sys.executable).parent / "mpirun"
@@ -29,11 +30,16 @@ def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
     return {**os.environ, **MPI_ENVIRONMENT, "PYTHONPATH": path, **(extra or {})}
 
 
-def start(*command: object, env: dict[str, str] | None = None, cwd: Path | None = None) -> subprocess.Popen:
+def start(
+    *command: object,
+    env: dict[str, str] | None = None,
+    cwd: Path | None = None,
+    stdin: IO | int = subprocess.DEVNULL,
+) -> subprocess.Popen:
     """Start a command in a process group of its own; standard output and error are pipes."""
     return subprocess.Popen(
         [str(word) for word in command],
-        stdin=subprocess.DEVNULL,
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

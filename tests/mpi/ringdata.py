@@ -10,7 +10,6 @@ import numpy as np
 
 from lightctr_mpi import models, optim
 from lightctr_mpi.bound import BoundRows
-from lightctr_mpi.comm import allgather_arrays
 from lightctr_mpi.config import DataOptions, ModelOptions, OptimizerOptions, Run, TrainOptions
 from lightctr_mpi.mpi import once_per_node, world
 from lightctr_mpi.readers.libffm import LibffmReader
@@ -67,18 +66,20 @@ class Weighted(LibffmReader):
         return block
 
 
+_made: dict[Path, RowStore] = {}
+
+
 def store_of(comm, folder: Path, text: str, weighted: bool = False) -> RowStore:
     """The row store of `text`; called by all ranks, and made once for equal texts."""
     name = folder / f"{zlib.crc32(text.encode())}{'w' * weighted}"
-    plain = LibffmReader(DataOptions(), "logistic")
-    reader = Weighted(DataOptions(), "logistic") if weighted else plain
-    once_per_node(world(), lambda: warm_reading(plain))
-    rows = name.with_suffix(".h5")
-    comm.Barrier()
-    if not comm.bcast(rows.exists()):
+    if name not in _made:
+        plain = LibffmReader(DataOptions(), "logistic")
+        reader = Weighted(DataOptions(), "logistic") if weighted else plain
+        once_per_node(world(), lambda: warm_reading(plain))
         put(comm, name, text)
-        convert(comm, Source([str(name)], unit_bytes=100), reader, rows)
-    return RowStore.open(rows)
+        convert(comm, Source([str(name)], unit_bytes=100), reader, name.with_suffix(".h5"))
+        _made[name] = RowStore.open(name.with_suffix(".h5"))
+    return _made[name]
 
 
 @functools.cache
@@ -121,7 +122,7 @@ def state_of(store: Store) -> np.ndarray:
     """float32[n_keys, slots * width]: the optimizer's state, put together from the owners."""
     shard = store.shard
     own = np.ascontiguousarray(shard.rows_of_state(0, shard.end - shard.first))
-    return own if store.comm is None else np.concatenate(allgather_arrays(store.comm, own))
+    return own if store.comm is None else np.concatenate(store.comm.allgather(own))
 
 
 def weights_of(store: Store) -> np.ndarray:

@@ -99,8 +99,8 @@ def report(memory: str, store: float, out: Path, cpu: float, wall: float, peak: 
     rate = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])["rows_per_second"]
     rest = peak * 1.048576 - model - (store if memory == "map" else 0.0)
     print(
-        f"train, {memory}: {rate:,.0f} rows/s, {wall:.1f} s ({cpu:.1f} s CPU), peak {peak * 1.048576:,.0f} MB "
-        f"(row store {store:,.0f} MB, model file {model:,.0f} MB, everything but model"
+        f"train, {memory}: {rate:,.0f} rows/s, {wall:.1f} s ({cpu:.1f} s CPU), peak {peak * 1.048576:,.0f} MB"
+        f" (row store {store:,.0f} MB, model file {model:,.0f} MB, everything but model"
         f"{' and row store' if memory == 'map' else ''} {rest:,.0f} MB)"
     )
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
@@ -230,6 +231,7 @@ def _leave(code: int, text: str, speaks: bool) -> int:
     request = _world.leaving.Iallgather(mine, table)
     if not wait(request, GRACE_SECONDS if code else None):
         _say(text)
+        time.sleep(0.3)  # for mpirun to pass the text on before what it says itself about the abort
         _world.comm.Abort(code)
     failed = np.flatnonzero(table[:, 0])
     if not len(failed):

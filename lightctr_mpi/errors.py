@@ -8,6 +8,14 @@ EXIT_STOPPED = (
 )
 
 
+def one_line(text: object) -> str:
+    """The text with line breaks and other characters that do not print as escapes.
+
+    Names of files and cells of data are shown in messages, and may hold anything.
+    """
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
+
+
 class UserError(Exception):
     """Something the user gave cannot be used; the message is one line and says what and where."""
 

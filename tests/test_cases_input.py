@@ -536,6 +536,7 @@ def test_malformed_row_ends_with_one_line_and_exit_code_2(run_cli, tmp_path):
         (("trian",), "unknown command 'trian'; did you mean train?"),
         (("predict",), "the following arguments are required: model, rows"),
         (("train", "--data.train", "absent.ffm"), "absent.ffm"),
+        (("train", "--data.train", "a\nb\x1b.ffm"), "a\\nb\\x1b.ffm"),
         (("train", "--optimizer.rl", "1"), "--optimizer.rl"),
     ],
 )

@@ -193,6 +193,25 @@ def forward(csr, table, shape, b0, logit):
         logit[i] = b0 + _row_logit(n, m, k, m == n_fields, x, index, table, linear, column, T)
 
 
+@inline
+def _add_blocks(full, j, at, m, k, kx, index, T, touched, table, l2, l1, grad, u):
+    """Gradient of the blocks of W[j] that an entry touches; `at` is where its row of T starts."""
+    if full:
+        row, to, h = np.int64(j) * table.shape[1], np.int64(u) * grad.shape[1], (m * k + 7) // 8 * 8
+        kx8, l28, l18 = simd.splat8(kx), simd.splat8(l2), simd.splat8(l1)
+        for c in range(0, h, 8):
+            w = simd.load8(table, row + c)
+            pull = simd.fma(l18, simd.sign(w), simd.mul(l28, w))
+            slope = simd.fma(kx8, simd.load8(T, at + c), simd.mul(simd.load8(touched, c), pull))
+            simd.store8(grad, to + c, simd.add(simd.load8(grad, to + c), slope))
+    else:
+        for q in range(m):
+            block = index[3, q] * k
+            for d in range(k):
+                w, c = table[j, block + d], q * k + d
+                grad[u, block + d] += kx * T[at + c] + touched[c] * (l2 * w + l1 * sign(w))
+
+
 @jit
 def backward(csr, table, shape, local, dlogit, penalty, grad):
     """Add to grad float32[u, h + linear] the gradient of sum_i dlogit[i] logit[i] and of the regulariser."""
@@ -209,11 +228,7 @@ def backward(csr, table, shape, local, dlogit, penalty, grad):
             j, q, u = index[1, t], index[2, t], local[index[0, t]]
             at, kx = np.int64(q) * h, dlogit[i] * x[t]
             _take_out(j, q, k, x[t], index, table, at, T, touched, own)
-            for g in range(m):
-                block = index[3, g] * k
-                for d in range(k):
-                    w, c = table[j, block + d], g * k + d
-                    grad[u, block + d] += kx * T[at + c] + touched[c] * (l2 * w + l1 * sign(w))
+            _add_blocks(m == n_fields, j, at, m, k, kx, index, T, touched, table, l2, l1, grad, u)
             _put_back(q, k, at, T, touched, own)
             if linear:
                 w = table[j, column]

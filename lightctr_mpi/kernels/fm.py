@@ -63,6 +63,18 @@ def forward(csr, table, shape, b0, logit):
         logit[i] = b0 + z
 
 
+@inline
+def _add_entry(j, x, kx, total, table, h, l2, l1, grad, u):
+    """Gradient of the factors of one entry."""
+    row, to = np.int64(j) * table.shape[1], np.int64(u) * grad.shape[1]
+    x8, kx8, l28, l18 = simd.splat8(x), simd.splat8(kx), simd.splat8(l2), simd.splat8(l1)
+    for c in range(0, h, 8):
+        w = simd.load8(table, row + c)
+        pull = simd.fma(l18, simd.sign(w), simd.mul(l28, w))
+        slope = simd.mul(kx8, simd.sub(simd.load8(total, c), simd.mul(x8, w)))
+        simd.store8(grad, to + c, simd.add(simd.load8(grad, to + c), simd.add(slope, pull)))
+
+
 @jit
 def backward(csr, table, shape, local, dlogit, penalty, grad):
     """Add to grad float32[u, h + linear] the gradient of sum_i dlogit[i] logit[i] and of the regulariser."""
@@ -75,9 +87,7 @@ def backward(csr, table, shape, local, dlogit, penalty, grad):
             j, u, x = ids[e], local[e], _entry(e, norms[i], values)
             if j < 0 or x == 0:
                 continue
-            for c in range(h):
-                w = table[j, c]
-                grad[u, c] += kappa * x * (total[c] - x * w) + l2 * w + l1 * sign(w)
+            _add_entry(j, x, kappa * x, total, table, h, l2, l1, grad, u)
             if linear:
                 w = table[j, h]
                 grad[u, h] += kappa * x + l2 * w + l1 * sign(w)

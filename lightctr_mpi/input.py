@@ -6,7 +6,7 @@ import dataclasses
 import glob
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,20 @@ def spare_inputs(out: str, inputs: Sequence[str]) -> None:
                 raise UserError(f"cannot write {out}: it is also an input")
 
 
+def _check_stdin(environ: Mapping[str, str]) -> None:
+    """Raises UserError below the mpirun of Open MPI 5.0, which passes data on, but not that they have ended.
+
+    Some of its versions also repeat parts of what is longer than a pipe's buffer (openpmix/prrte issues 2373,
+    2579).
+    """
+    version = environ.get("OMPI_VERSION", "")
+    if "PRTE_LAUNCHED" in environ and version.startswith("5.0"):
+        raise UserError(
+            f"standard input (-) does not come through the mpirun of Open MPI {version} whole: "
+            "give a file, or start without mpirun"
+        )
+
+
 class Text:
     """Text files that all ranks of `comm` read together. Standard input is spooled by rank 0 first.
 
@@ -60,10 +74,17 @@ class Text:
     def _read_stdin(comm: Any, folder: str | Path | None) -> str:
         path = ""
         with agreed(comm):
+            _check_stdin(os.environ)
             if rank_of(comm) == 0:
                 handle, path = tempfile.mkstemp(prefix="stdin-", suffix=".rows", dir=folder)
                 os.close(handle)
-                spool_stdin(path)
+                try:
+                    spool_stdin(path)
+                except BaseException as error:
+                    Path(path).unlink(missing_ok=True)
+                    if isinstance(error, OSError):
+                        raise UserError(f"cannot keep standard input in {path}: {error.strerror}") from None
+                    raise
         return bcast_object(comm, path)
 
     def close(self) -> None:

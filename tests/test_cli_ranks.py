@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -18,7 +19,14 @@ import pytest
 
 from lightctr_mpi import checkpoint
 
-WAIT = 60  # seconds for something to happen on a crowded machine
+WAIT = 150  # seconds for something to happen on a crowded machine
+
+
+@functools.cache
+def under_mpich() -> bool:
+    """Whether mpirun is MPICH's; else it is Open MPI's."""
+    command = [launch.MPIRUN, "--version"]
+    return "HYDRA" in subprocess.run(command, capture_output=True, text=True, env=launch.environment()).stdout
 
 
 def rows(n: int, seed: int) -> str:
@@ -114,7 +122,7 @@ def test_predictions_are_the_same_on_any_number_of_ranks(data, trained):
     done(launch.cli("predict", model, valid, "-o", data / "one.txt"))
     done(launch.cli("predict", model, valid, "-o", data / "three.txt", ranks=3))
     with open(valid) as stream:
-        piped = launch.cli("predict", model, "-", ranks=2, stdin=stream)
+        piped = launch.cli("predict", model, "-", ranks=2 if under_mpich() else 0, stdin=stream)
     done(piped)
     assert (data / "three.txt").read_bytes() == (data / "one.txt").read_bytes()
     assert piped.stdout == (data / "one.txt").read_text()
@@ -134,7 +142,11 @@ def test_predictions_are_the_same_on_any_number_of_ranks(data, trained):
 def test_standard_input_is_trained_on_by_all_ranks(data, trained):
     more = ("--train.epochs", 3, "--train.batch_size", 64)
     with open(data / "train.ffm") as stream:
-        done(train(data / "piped", "-", *more, ranks=2, stdin=stream))
+        process = train(data / "piped", "-", *more, ranks=2, stdin=stream)
+    if not under_mpich():
+        one_line(process, "standard input (-) does not come through the mpirun of Open MPI 5.0.")
+        return
+    done(process)
     assert len(arrays(data / "piped/model.h5")["features/keys"]) == len(
         arrays(trained[1] / "model.h5")["features/keys"]
     )
@@ -170,10 +182,7 @@ def test_mode_single_is_refused_on_two_ranks(tmp_path, data):
 
 def test_the_mpirun_of_another_mpi_is_refused(tmp_path, data):
     """Its processes know of each other from the environment only: each one would train a model of its own."""
-    version = subprocess.run(
-        [launch.MPIRUN, "--version"], capture_output=True, text=True, env=launch.environment()
-    )
-    variable = "OMPI_COMM_WORLD_SIZE" if "HYDRA" in version.stdout else "PMI_SIZE"
+    variable = "OMPI_COMM_WORLD_SIZE" if under_mpich() else "PMI_SIZE"
     process = train(tmp_path / "run", data / "train.ffm", env={variable: "4"})
     one_line(process, f"{variable} says that 4 processes were started, but not by ")
     assert not (tmp_path / "run").exists()

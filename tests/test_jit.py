@@ -25,7 +25,7 @@ model, moves, rows, bias = make_model("fm", 4, optimizer=options)
 model.sweep(block, np.arange(2), rows, block.ids, bias, moves, np.zeros(2))
 ids, grads = np.zeros(1, np.int32), np.zeros((1, model.width), np.float32)
 moves.apply_rows(rows, ids, rows, ids, model.width, model.width, grads, 1.0)
-kernels = [fm.make_sweep(*model._sweep_codes(moves), 1), steps.adagrad_rows]
+kernels = [fm.make_sweep(*model._sweep_codes(moves)), steps.adagrad_rows]
 for kernel in kernels:
     print(sum(kernel.stats.cache_hits.values()), sum(kernel.stats.cache_misses.values()))
 print(jit.CACHE_DIR)

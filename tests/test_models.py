@@ -1,5 +1,7 @@
 """Models against the float64 reference, and the reference against finite differences."""
 
+import importlib
+
 import numpy as np
 import pytest
 import reference
@@ -198,7 +200,7 @@ def test_read_only_and_strided_blocks_give_the_same_model_through_the_same_machi
     np.testing.assert_array_equal(rows, other_rows)
     from lightctr_mpi.kernels import fm
 
-    kernel = fm.make_sweep(*model._sweep_codes(moves), 1)
+    kernel = fm.make_sweep(*model._sweep_codes(moves))
     assert len(kernel.signatures) == 1
 
 
@@ -228,3 +230,23 @@ def test_initial_values_depend_on_seed_key_and_column_alone(init):
 def test_ffm_without_fields_is_the_users_error():
     with pytest.raises(UserError, match="fields"):
         models.build(ModelOptions(name="ffm"), 0, "logistic")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_kernel_is_compiled_for_one_signature(name):
+    """Sweep and batch, with and without values and weights, use the same machine code of each kernel."""
+    for kind, options in (("one_hot", {"linear": True}), ("several_per_field", {"bias": False})):
+        model, moves, rows, bias = make_model(name, KINDS[kind][0], optimizer=OPTIMIZERS[1], **options)
+        block = make_block(kind)
+        block.weights = None if kind == "one_hot" else np.ones(block.n_rows, np.float32)
+        model.sweep(block, np.arange(block.n_rows), rows, block.ids, bias, moves, np.zeros(2))
+        model.forward(block, rows, block.ids, bias, np.empty(block.n_rows, np.float32))
+        backward(model, rows, block, np.ones(block.n_rows, np.float32))
+    module = importlib.import_module(f"lightctr_mpi.kernels.{'linear' if name == 'lr' else name}")
+    counts = {
+        key: len(kernel.signatures)
+        for key, kernel in vars(module).items()
+        if hasattr(kernel, "signatures") and kernel.py_func.__module__ == module.__name__
+    }
+    # Functions called by a kernel that came from the cache have not been loaded themselves.
+    assert counts["forward"] == counts["backward"] == max(counts.values()) == 1

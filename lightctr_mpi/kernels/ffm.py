@@ -32,10 +32,10 @@ HALF, ONE, ZERO = np.float32(0.5), np.float32(1), np.float32(0)
 
 
 @jit
-def longest_row(indptr):
-    """The largest number of entries of a row, at least 1."""
+def longest_row(indptr, rows):
+    """The largest number of entries of the given rows, at least 1."""
     longest = 1
-    for i in range(len(indptr) - 1):
+    for i in rows:
         longest = max(longest, indptr[i + 1] - indptr[i])
     return longest
 
@@ -184,7 +184,7 @@ def forward(csr, table, shape, b0, logit):
     """logit[i] of every row; b0: float32, the bias or 0; shape: (fields, k, whether there is a linear
     part)."""
     (indptr, ids, fields, values, norms), (n_fields, k, linear) = csr, shape
-    T, _, _, x, index = scratch(longest_row(indptr), n_fields, k)
+    T, _, _, x, index = scratch(longest_row(indptr, np.arange(len(indptr) - 1)), n_fields, k)
     column = (n_fields * k + 7) // 8 * 8
     for i in range(len(logit)):
         a, b = indptr[i], indptr[i + 1]
@@ -216,7 +216,7 @@ def _add_blocks(full, j, at, m, k, kx, index, T, touched, table, l2, l1, grad, u
 def backward(csr, table, shape, local, dlogit, penalty, grad):
     """Add to grad float32[u, h + linear] the gradient of sum_i dlogit[i] logit[i] and of the regulariser."""
     (indptr, ids, fields, values, norms), (n_fields, k, linear), (l2, l1) = csr, shape, penalty
-    T, touched, own, x, index = scratch(longest_row(indptr), n_fields, k)
+    T, touched, own, x, index = scratch(longest_row(indptr, np.arange(len(indptr) - 1)), n_fields, k)
     column = (n_fields * k + 7) // 8 * 8
     for i in range(len(dlogit)):
         a, b = indptr[i], indptr[i + 1]
@@ -287,16 +287,13 @@ def _learn_row(
 
 
 @cache
-def make_sweep(opt: int, loss: int, use_l1: int, use_bias: int, linear: int):
+def make_sweep(opt: int, loss: int, use_l1: int, use_bias: int):
     """Kernel that learns from one row after the other; closes over ints, as the disk cache demands."""
 
     @jit
     def sweep(csr, target, order, table, shape, slot, bias, hyper, penalty, sums):
-        (indptr, ids, fields, values, norms), (labels, weights), (n_fields, k) = csr, target, shape
-        longest = 1
-        for i in order:
-            longest = max(longest, indptr[i + 1] - indptr[i])
-        work = scratch(longest, n_fields, k)
+        (indptr, ids, fields, values, norms), (labels, weights), (n_fields, k, linear) = csr, target, shape
+        work = scratch(longest_row(indptr, order), n_fields, k)
         T, touched, _, x, index = work
         column = (n_fields * k + 7) // 8 * 8
         loss_sum, weight_sum = 0.0, 0.0

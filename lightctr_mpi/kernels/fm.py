@@ -122,12 +122,12 @@ def _learn_entry(opt, use_l1, linear, j, x, kappa, total, table, h, slot, hyper,
 
 
 @cache
-def make_sweep(opt: int, loss: int, use_l1: int, use_bias: int, linear: int):
+def make_sweep(opt: int, loss: int, use_l1: int, use_bias: int):
     """Kernel that learns from one row after the other; closes over ints, as the disk cache demands."""
 
     @jit
-    def sweep(csr, target, order, table, h, slot, bias, hyper, penalty, sums):
-        (indptr, ids, values, norms), (labels, weights) = csr, target
+    def sweep(csr, target, order, table, shape, slot, bias, hyper, penalty, sums):
+        (indptr, ids, values, norms), (labels, weights), (h, linear) = csr, target, shape
         stride, total = table.shape[1], np.empty(h, np.float32)
         lines = slot + (h + linear) * opt  # SGD, Adagrad and FTRL are 0, 1, 2: as many slots of state
         loss_sum, weight_sum = 0.0, 0.0

@@ -23,7 +23,7 @@ class FieldAwareFactorizationMachine(Model):
         super().__init__(options, n_fields, loss)
         if n_fields < 1:
             raise UserError("model ffm needs data with fields (libffm, csv, tsv, criteo or avazu files)")
-        self._shape = (n_fields, self.k, self.linear)
+        self._shape = (n_fields, self.k, int(self.linear))
         self._columns = round_up(n_fields * self.k)
         self.width = self._columns + int(self.linear)
 
@@ -39,5 +39,5 @@ class FieldAwareFactorizationMachine(Model):
         ffm.backward(csr, rows, self._shape, local, dlogit, penalty, grad)
 
     def _sweep(self, csr, target, order, rows, bias, optimizer, penalty, sums):
-        kernel = ffm.make_sweep(*self._sweep_codes(optimizer), int(self.linear))
-        kernel(csr, target, order, rows, self._shape[:2], self.width, bias, optimizer.hyper, penalty, sums)
+        kernel = ffm.make_sweep(*self._sweep_codes(optimizer))
+        kernel(csr, target, order, rows, self._shape, self.width, bias, optimizer.hyper, penalty, sums)

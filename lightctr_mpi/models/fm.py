@@ -24,11 +24,22 @@ class FactorizationMachine(Model):
         return (linear if self.linear else []) + factors
 
     def _forward(self, csr, rows, b0, logit):
-        fm.forward(csr, rows, (self._columns, self.linear), b0, logit)
+        fm.forward(csr, rows, (self._columns, int(self.linear)), b0, logit)
 
     def _backward(self, csr, rows, local, dlogit, penalty, grad):
-        fm.backward(csr, rows, (self._columns, self.linear), local, dlogit, penalty, grad)
+        fm.backward(csr, rows, (self._columns, int(self.linear)), local, dlogit, penalty, grad)
 
     def _sweep(self, csr, target, order, rows, bias, optimizer, penalty, sums):
-        kernel = fm.make_sweep(*self._sweep_codes(optimizer), int(self.linear))
-        kernel(csr, target, order, rows, self._columns, self.width, bias, optimizer.hyper, penalty, sums)
+        kernel = fm.make_sweep(*self._sweep_codes(optimizer))
+        kernel(
+            csr,
+            target,
+            order,
+            rows,
+            (self._columns, int(self.linear)),
+            self.width,
+            bias,
+            optimizer.hyper,
+            penalty,
+            sums,
+        )

@@ -62,7 +62,9 @@ class Job:
         self.texts: list[Text] = []
         self.reader: Any = None
         self.settings: dict[str, Any] = {}
-        self.early = Signals(signal.SIGUSR1)  # SIGTERM just ends a run that has nothing to save yet
+        # Before the training there is nothing to save, so SIGTERM may simply end a single process. To several
+        # it comes from a batch system, and a launcher reports a rank that dies of it as a fault.
+        self.early = Signals() if world.size > 1 else Signals(signal.SIGUSR1)
         self.started = time.perf_counter()
 
     def work(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import tempfile
 from pathlib import Path
@@ -79,8 +80,15 @@ def every_rank_agrees(comm, ring):
     assert all_equal(comm, ring.shard.rows, ring.shard.bias)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("name", ["lr", "fm", "ffm"])
+@pytest.mark.parametrize(
+    ("way", "name", "optimizer"),
+    [
+        *itertools.product(WAYS, ["lr", "fm", "ffm"], OPTIMIZERS),
+        ("owners, in pieces", "ffm", "ftrl"),
+        ("dense, in pieces", "ffm", "ftrl"),
+    ],
+    indirect=["way"],
+)
 def test_a_step_is_that_of_one_process(comm, folder, way, name, optimizer):
     data = bind(store_of(comm, folder, ringdata.mixed_rows(50), weighted=True), name)
     ring, start = check(comm, data, name, optimizer, BATCH, STEPS, way)

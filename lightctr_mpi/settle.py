@@ -56,5 +56,5 @@ def settle_for(run: Run, n_rows: int) -> Run:
 
 
 def default_batch(n_rows: int) -> int:
-    """About fifty steps an epoch, but batches neither tiny nor beyond 4096 rows; a power of two."""
-    return min(4096, max(32, 1 << (n_rows // 50).bit_length()))
+    """About a hundred steps an epoch, but batches neither tiny nor beyond 4096 rows; a power of two."""
+    return min(4096, max(32, 1 << (n_rows // 128).bit_length()))

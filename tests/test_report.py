@@ -36,6 +36,16 @@ def lines_of(path):
 # --- console ---
 
 
+def test_a_reader_that_leaves_does_not_end_the_training():
+    class Broken(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError(32, "Broken pipe")
+
+    news = Console(Broken(), io.StringIO(), False, Clock())
+    news.note("train ... | head -1")
+    news.finish({"rows": 3})
+
+
 @pytest.mark.parametrize(
     ("env", "live"),
     [

@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TextIO
 
 from .base import Report
@@ -58,6 +59,7 @@ class Console(Report):
         clock: Callable[[], float] = time.monotonic,
     ):
         self._out = sys.stdout if out is None else out
+        self._deaf = False
         self._live_out = sys.stderr if live_out is None else live_out
         self._live = can_be_live(self._live_out, os.environ) if live is None else live
         self._clock = clock
@@ -114,9 +116,17 @@ class Console(Report):
 
     def _print(self, *lines: str) -> None:
         self.close()  # the live line must not stay in front of the text
-        for line in lines:
-            self._out.write(line + "\n")
-        self._out.flush()
+        if self._deaf:
+            return
+        try:
+            for line in lines:
+                self._out.write(line + "\n")
+            self._out.flush()
+        except OSError:  # `train | head`, a full disk below the log: no reason to lose the training
+            self._deaf = True
+            if self._out is sys.stdout:  # what is still buffered must not fail at exit
+                with suppress(OSError, ValueError):
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), self._out.fileno())
 
 
 def progress_text(

@@ -13,6 +13,7 @@ from .config import Run
 from .errors import UserError
 from .input import Text, choose_reader, spare_inputs
 from .mpi import World, once_per_node
+from .report import size_text
 from .warm import warm_reading
 
 
@@ -29,14 +30,14 @@ def convert(world: World, rows: Sequence[str], out: str, data_flags: Sequence[st
     text = Text(comm, rows, folder)
     try:
         reader = choose_reader(comm, text.source, data, Run().model.loss, say)
-        once_per_node(world, lambda: warm_reading(reader))
+        once_per_node(world, lambda: warm_reading(reader, say))
         meta = rowstore.convert(comm, text.source, reader, out)
     finally:
         text.close()
     skipped = f"; {meta.skipped:,} malformed rows skipped" if meta.skipped else ""
     say(
         f"{out}: {meta.n_rows:,} rows, {meta.nnz:,} values, {meta.n_keys:,} features, "
-        f"{meta.n_fields:,} fields, {meta.nbytes() / 1e6:,.1f} MB{skipped}"
+        f"{meta.n_fields:,} fields, {size_text(meta.nbytes())}{skipped}"
     )
     return 0
 

@@ -58,7 +58,7 @@ class DataOptions:
     )
     schema: str = option("", "TOML file that names the columns of csv and tsv files (docs/data.md)")
     header: str = option(
-        "auto", "whether csv and tsv files start with a line of names", choices=("auto", "yes", "no")
+        "auto", "whether csv, tsv and dense files start with a line of names", choices=("auto", "yes", "no")
     )
     label_column: str = option("first", "place of the label in dense files", choices=("first", "last"))
     labels: str = option(
@@ -121,7 +121,7 @@ class OptimizerOptions:
 class TrainOptions:
     """The course of the training."""
 
-    epochs: int | None = option(None, "passes over the training rows (default: by model)", range=Range(1))
+    epochs: int | None = option(None, "passes over the training rows at most (default: 5)", range=Range(1))
     sync: str = option(
         "auto",
         "none: one row after the other on one rank; exact: mini-batches, equal on any number of ranks",

@@ -16,6 +16,7 @@ from .comm import agreed, allgather_sizes, bcast_object, raise_first, rank_of, s
 from .config import DataOptions
 from .errors import UserError
 from .readers.source import Source, spool_stdin
+from .report import size_text
 from .rowstore import RowStore, choose_folder, is_rowstore, open_or_convert
 
 Note = Callable[[str], None]
@@ -100,7 +101,9 @@ def choose_reader(comm: Any, source: Source, data: DataOptions, task: str, note:
             if rank_of(comm) == 0:
                 first, head = source.head()
                 name = readers.guess(head, first, data.schema)
-                note(f"format of {first}: {name} (guessed; --data.format says otherwise)")
+                place = f", label in the {data.label_column} column" if name == "dense" else ""
+                otherwise = "--data.format and --data.label_column say" if place else "--data.format says"
+                note(f"format of {first}: {name}{place} (guessed; {otherwise} otherwise)")
         name = bcast_object(comm, name)
     with agreed(comm):
         reader = readers.build(name, dataclasses.replace(data, format=name), task=task)
@@ -128,9 +131,14 @@ def reader_of(settings: dict[str, Any], data: DataOptions, given: set[str], task
         task: "logistic" or "squared".
     """
     names = {f.name for f in dataclasses.fields(DataOptions)} - {"on_bad_row"}
+    if data.format == "auto":  # given or not, it leaves the choice to the program
+        given = given - {"data.format"}
     noted = {k: v for k, v in settings.items() if k in names and f"data.{k}" not in given}
     merged = dataclasses.replace(data, **noted)
-    return readers.build(merged.format, merged, task=task)
+    reader = readers.build(merged.format, merged, task=task)
+    if merged.format == settings["format"]:
+        reader.recall(settings)
+    return reader
 
 
 def open_rows(
@@ -143,7 +151,7 @@ def open_rows(
     def estimate(meta: Any) -> None:
         note(
             f"read {shown}: {meta.n_rows:,} rows, {meta.n_keys:,} features; "
-            f"row store of {meta.nbytes() / 1e6:,.1f} MB in {folder}"
+            f"row store of {size_text(meta.nbytes())} in {folder}"
         )
 
     return open_or_convert(

@@ -23,6 +23,7 @@ from .input import Text, choose_reader, open_rows, prepare, reader_of, rowstore_
 from .modelfile import load, save
 from .mpi import Signals, World, once_per_node
 from .options import Resolved
+from .report import size_text
 from .ring.store import Ring
 from .rowstore import RowStore
 from .runfolder import RunFolder
@@ -83,7 +84,8 @@ class Job:
             )
         keys, fields = self._dictionaries(train, source)
         store = self._store(keys, 0 if fields is None else len(fields))
-        once_per_node(self.world, lambda: warm_training(store.shard.model, store.shard.optimizer, run))
+        shard = store.shard
+        once_per_node(self.world, lambda: warm_training(shard.model, shard.optimizer, run, self.news.note))
         self._stop_early()
         if source is not None:
             load(store.shard, source)
@@ -137,7 +139,7 @@ class Job:
         self.texts.append(text)
         if self.reader is None:
             self.reader = self._reader(text)
-            once_per_node(self.world, lambda: warm_reading(self.reader))
+            once_per_node(self.world, lambda: warm_reading(self.reader, self.news.note))
             self.settings = self.settings or self.reader.settings()
         rows = open_rows(self.comm, text, self.reader, data, self.folder.path, note)
         if rows.meta.skipped:
@@ -155,6 +157,9 @@ class Job:
         with agreed(self.comm):
             reader = reader_of(self.settings, data, set(self.resolved.sources), loss)
             prepare(reader, text.source)
+        noted = {key: getattr(reader.options, key) for key in self.settings if hasattr(data, key)}
+        noted["on_bad_row"] = data.on_bad_row
+        self.run = dataclasses.replace(self.run, data=dataclasses.replace(data, **noted))
         return reader
 
     def _check(self, rows: RowStore, role: str, name: str) -> None:
@@ -166,8 +171,8 @@ class Job:
             raise UserError(f"{name}: the rows have no labels to {use}")
         if self.run.model.name == "ffm" and not rows.meta.has_fields:
             raise UserError(
-                f"{name}: model ffm needs fields, which this format has not; use libffm or csv data, "
-                "or --model.name fm"
+                f"{name}: model ffm needs fields, which this format has not; use libffm, csv or tsv "
+                "with a --data.schema, or --model.name fm"
             )
 
     def _dictionaries(
@@ -216,7 +221,7 @@ class Job:
         numbers = n_keys * sum(math.prod(tail) for _, _, tail in model.parts()) + model.bias
         size = memory_of(model, optimizer, n_keys, self.world.size)
         self.news.note(
-            f"model: {n_keys:,} features, {numbers:,} parameters, {size / 1e6:,.1f} MB with the "
+            f"model: {n_keys:,} features, {numbers:,} parameters, {size_text(size)} with the "
             "optimizer's state" + (" on each rank" if self.world.size > 1 else "")
         )
 
@@ -299,6 +304,11 @@ class Job:
             result = evaluate(store, test, self.run.model.loss)
             for name in ("rows", "logloss", "auc", "rmse"):
                 summary[f"test_{name}"] = result[name]
+        if fit.valid is not None and progress.best_epoch == progress.epoch == self.run.train.epochs:
+            self.news.note(
+                "the last epoch was the best: more may help, --train.resume auto with more --train.epochs "
+                "goes on from here"
+            )
         summary["seconds"] = time.perf_counter() - self.started
         summary["model"] = str(self.folder.model)
         self.news.finish(summary)

@@ -208,6 +208,8 @@ def guard(main: Callable[..., int | None], *arguments: Any) -> int:
     except SystemExit as problem:  # --help and the like
         code = problem.code if isinstance(problem.code, int) else EXIT_FAULT if problem.code else 0
         text = f"{problem.code}\n" if isinstance(problem.code, str) else ""
+    except BrokenPipeError:  # as in "train | head"
+        text = "lightctr_mpi: stopped: standard output was closed\n"
     except BaseException as problem:
         text = traceback.format_exc()
         speaks = getattr(problem, "agreed", _rank()) == _rank()  # elsewhere there is only a copy
@@ -223,7 +225,10 @@ def _rank() -> int:
 
 def _leave(code: int, text: str, speaks: bool) -> int:
     """Meet the other ranks, or abort them; print `text` on one rank; return the common exit code."""
-    sys.stdout.flush()
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # what is left goes nowhere, lest Python complain at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if _world is None or _world.size == 1:
         if _rank() == 0 or code == EXIT_FAULT:
             _say(text)

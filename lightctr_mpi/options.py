@@ -149,14 +149,22 @@ def _read_file(path: str) -> Given:
         raise UserError(f"cannot read job file {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise UserError(f"job file {path} is not UTF-8 text (byte {error.start})") from None
-    return _read_toml(text, path)
+    try:
+        return _read_toml(text, path)
+    except _NotToml as problem:
+        hint = "" if path.endswith(".toml") else f"; rows to train on are given as --data.train {path}"
+        raise UserError(f"{problem}{hint}") from None
+
+
+class _NotToml(UserError):
+    """A job file that cannot be parsed."""
 
 
 def _read_toml(text: str, name: str) -> Given:
     try:
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{name} is not valid TOML: {error}") from None
+        raise _NotToml(f"{name} is not valid TOML: {error}") from None
     except RecursionError:
         raise UserError(f"{name} is nested too deeply to be a job file") from None
 

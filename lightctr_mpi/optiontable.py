@@ -184,6 +184,9 @@ VARIABLES: dict[str, Option] = {option.variable: option for option in OPTIONS.va
 
 def nearest(key: str) -> str:
     """The valid key that a wrong one most likely means; "" when none is near."""
+    for option in OPTIONS.values():
+        if key and option.section == key:  # the section alone: its first option, as its name
+            return option.key
     leaf = key.rpartition(".")[2]
     same = [option.key for option in OPTIONS.values() if option.name == leaf]
     if same:  # right name, wrong or missing section

@@ -154,7 +154,8 @@ class Fit:
         due = best or not self._is_unfinished() or (every > 0 and epoch % every == 0)
         if due:
             self.save(progress, self.history, best)
-        self.report.epoch(record, best)
+        compared = self.valid is not None or self.run.train.monitor == "train_logloss"
+        self.report.epoch(record, best and compared)
         return due
 
     def _judge(self, record: dict[str, Any]) -> bool:

@@ -17,7 +17,8 @@ usage: python -m lightctr_mpi train [JOB.toml] [--SECTION.KEY VALUE ...]
 
 Train a model. A value is taken from the last of: its default, the job file, the environment variable
 LIGHTCTR_<SECTION>_<KEY>, the flag. In a job file, a section is a TOML table: [optimizer], below it lr = 0.1.
-Switches: --quiet, --model.norm false, --no-model.norm. Lists: --data.train a.ffm b.ffm.
+Switches: --quiet, --model.norm false, --no-model.norm. Lists: --data.train a.ffm b.ffm;
+LIGHTCTR_DATA_TRAIN="a.ffm b.ffm"; train = ["a.ffm", "b.ffm"].
 """
 
 

@@ -1,11 +1,13 @@
 """Compile (or load) kernels before they are needed: once per node, on tiny data, with the very code of a run.
 
 A mark in the cache folder says that a combination has been compiled there, so that later runs do not wait for
-one another.
+one another. Who waits is told why.
 """
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -20,23 +22,33 @@ from .kernels.jit import CACHE_DIR
 from .metrics import Tally
 from .models.base import Model
 from .optim.base import Optimizer
+from .readers.base import LabelRule
 from .readers.source import Source
 from .rowstore import Remap, RowStore, convert
 from .shard import Shard
 from .stores import Replica, Sequential
 from .train import evaluate
 
+Note = Callable[[str], None]
 
-def _once(mark: str, work: Callable[[], None]) -> None:
+
+def _once(mark: str, work: Callable[[], None], what: str, note: Note | None) -> None:
     done = CACHE_DIR / f"warm-{mark}"
     if done.exists():
         return
+    if note is not None:
+        note(f"compiling the code that {what} (once on this machine, up to a minute)")
     work()
     done.touch()
 
 
-def warm_reading(reader: Any) -> None:
+def warm_reading(reader: Any, note: Note | None = None) -> None:
     """All that turns text into Blocks and row stores."""
+    name = reader.name
+    reader = copy.copy(reader)  # one that takes its own sample: labels of the user's may be others
+    reader.options = dataclasses.replace(reader.options, on_bad_row="skip")
+    if reader.options.label_map:
+        reader.labels = LabelRule(dataclasses.replace(reader.options, label_map=""), reader.task)
 
     def work() -> None:
         readers.warm(reader)
@@ -50,7 +62,7 @@ def warm_reading(reader: Any) -> None:
                     store.block(np.arange(store.n_rows))
                     Remap(store.keys, store.fields)(next(_parsed(source, reader)))
 
-    _once(f"read-{reader.name}-{reader.task}", work)
+    _once(f"read-{name}-{reader.task}", work, f"reads {name}", note)
 
 
 def _parsed(source: Source, reader: Any) -> Any:
@@ -58,12 +70,12 @@ def _parsed(source: Source, reader: Any) -> Any:
         yield reader.parse(data, source.where(unit))
 
 
-def warm_training(model: Model, optimizer: Optimizer, run: Run) -> None:
+def warm_training(model: Model, optimizer: Optimizer, run: Run, note: Note | None = None) -> None:
     """A few rows through the step, the evaluation and the ring's kernels."""
     mark = f"train-{model.name}-{optimizer.name}-{model.loss_name}-{run.train.sync}"
     penalties = optimizer.penalty
     mark += f"-{int(penalties[1] != 0)}{int(model.bias)}{int(model.linear)}{int(run.train.shuffle)}-{model.k}"
-    _once(mark, lambda: _train(model, optimizer, run))
+    _once(mark, lambda: _train(model, optimizer, run), f"trains {model.name}", note)
 
 
 def _train(model: Model, optimizer: Optimizer, run: Run) -> None:
@@ -108,7 +120,7 @@ def warm_scoring(scorer: Any) -> None:
         tally.add(logit, block.labels)
         tally.result()
 
-    _once(f"score-{model.name}-{model.loss_name}-{model.k}", work)
+    _once(f"score-{model.name}-{model.loss_name}-{model.k}", work, f"predicts with {model.name}", None)
 
 
 class _Tiny:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 
 import h5py
 import launch
@@ -195,7 +196,7 @@ def test_memory_is_estimated_before_it_is_taken(program, monkeypatch):
     n = len({j for row in parse(program.text("one_huge_id.ffm")) for j in row[2]})
     assert f"read one_huge_id.ffm: 21 rows, {n} features; row store of" in program.out
     # 4 fields x 4 factors, the linear weight and one slot of Adagrad for each, in rows of 64 bytes.
-    assert f"model: {n} features, {n * 17 + 1:,} parameters, {n * 48 * 4 / 1e6:.1f} MB" in program.out
+    assert f"model: {n} features, {n * 17 + 1:,} parameters, {n * 48 * 4 / 1e3:.1f} kB" in program.out
 
 
 @pytest.mark.parametrize(
@@ -501,6 +502,39 @@ def test_text_beside_a_row_store_is_read_as_the_store_was(program):
     assert losses[0] == losses[1] and len(losses[0]) > 1
 
 
+def test_the_configuration_of_a_run_on_a_row_store_repeats_it(program):
+    """It names format and columns as the store was read, for the text beside it."""
+    rows = [f"{i % 3},{i % 5},{int(i % 3 + i % 5 > 3)}" for i in range(60)]
+    program.write("last.csv", *rows)
+    flags = ("--data.format", "dense", "--data.label_column", "last")
+    program.run("convert", "last.csv", "rows.h5", *flags)
+    model = program.train("rows.h5", "--data.valid", "last.csv")
+    losses = [record["valid_logloss"] for record in program.history()]
+    program.run("train", "run/config.toml", "--out", "again")
+    assert [record["valid_logloss"] for record in program.history("again")] == losses
+    assert program.model("again").same_as(model)
+    program.run("train", "--data.train", "rows.h5", "--data.valid", "last.csv", "--data.format", "auto")
+    assert [record["valid_logloss"] for record in program.history("runs/fm")] == losses
+
+
+@pytest.mark.parametrize("place", ["first", "last"])
+def test_dense_rows_of_another_width_than_in_training_are_refused(program, place):
+    """Without the label, a feature of 0 and 1 would pass for it."""
+    rows = [f"{i % 2},{i % 3},{i % 4},1" for i in range(40)]
+    narrow = [row[: -len(",1")] if place == "last" else row.partition(",")[2] for row in rows]
+    program.write("rows.csv", *rows)
+    program.write("narrow.csv", "", *narrow)
+    flags = ("--data.label_column", place)
+    model = program.train("rows.csv", *flags)
+    assert f"format of rows.csv: dense, label in the {place} column (guessed" in program.said
+    expected = "narrow.csv:2: found 3 columns, expected 4 as in the data that came first, label included"
+    assert program.refused("predict", model.path, "narrow.csv") == expected
+    assert (
+        program.refused("train", "--data.train", "rows.csv", "--data.valid", "narrow.csv", *flags) == expected
+    )
+    assert len(program.predict(model, "rows.csv")) == 40
+
+
 def test_no_input_is_overwritten(program):
     model = program.train("good200.ffm", "--train.epochs", 1)
     before = {path: path.read_bytes() for path in program.folder.rglob("*") if path.is_file()}
@@ -545,6 +579,17 @@ def test_usage_errors_are_one_line(run_cli, words, message):
     assert result.returncode == 2 and result.stdout == ""
     assert result.stderr.startswith("lightctr_mpi: error: ") and message in result.stderr
     assert result.stderr.count("\n") == 1 and result.stderr.endswith("\n")
+
+
+def test_whoever_reads_the_output_may_go_away(tmp_path):
+    (tmp_path / "rows.ffm").write_text("1 0:1:1 1:12:1\n0 0:2:1\n" * 20)
+    process = launch.start(
+        sys.executable, "-m", "lightctr_mpi", "train", "--data.train", "rows.ffm", cwd=tmp_path
+    )
+    process.stdout.close()
+    process.stdout = None
+    done = launch.finish(process)
+    assert (done.returncode, done.stderr) == (1, "lightctr_mpi: stopped: standard output was closed\n")
 
 
 @pytest.mark.parametrize("words", [("--help",), ("train", "--help"), ("predict", "--help")])

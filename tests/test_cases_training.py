@@ -250,7 +250,32 @@ def test_options_out_of_range_name_their_source(program, monkeypatch):
     assert program.refused("train", "--data.train", "good200.ffm").startswith(expected)
 
 
+def test_rows_given_as_a_job_file(program):
+    message = program.refused("train", "good200.ffm")
+    assert message.startswith("good200.ffm is not valid TOML")
+    assert message.endswith("; rows to train on are given as --data.train good200.ffm")
+    program.write("job.toml", "[data")
+    assert "--data.train" not in program.refused("train", "job.toml")
+
+
+def test_what_is_said_of_the_best_epoch(program):
+    """It takes validation to tell one, and the last one being it is a sign to go on."""
+    flags = ("--train.epochs", 2, "--optimizer.lr", 0.001)
+    program.train("good200.ffm", "--data.valid", "good50_test.ffm", *flags)
+    assert (
+        program.said.count("  best\n") == 2 and "the last epoch was the best: more may help" in program.said
+    )
+    program.train("good200.ffm", *flags)
+    assert "  best\n" not in program.said and "more may help" not in program.said
+
+
 # --- model files ---
+
+
+def test_folder_of_a_run_is_no_model(program):
+    program.train("good200.ffm", "--train.epochs", 1)
+    message = "cannot read model run: it is a folder; did you mean run/model.h5?"
+    assert program.refused("predict", "run", "good200.ffm") == message
 
 
 def damage_model(path, how):

@@ -168,6 +168,8 @@ def test_every_option_can_be_set_by_every_source(job):
         ("--train.batch-size", "did you mean --train.batch_size?"),
         ("--epochs", "did you mean --train.epochs?"),
         ("--seeds", "did you mean --seed?"),
+        ("--model", "did you mean --model.name?"),
+        ("--data", "did you mean --data.train?"),
         ("--ring.zzzzz", "that section has dense_above"),
         ("--zzzzz", "see train --help"),
         ("-q", "see train --help"),

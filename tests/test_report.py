@@ -9,7 +9,7 @@ import pytest
 
 from lightctr_mpi import report
 from lightctr_mpi.errors import UserError
-from lightctr_mpi.report.console import Console, can_be_live, clock_text, progress_text
+from lightctr_mpi.report.console import Console, can_be_live, clock_text, progress_text, size_text
 
 
 class Terminal(io.StringIO):
@@ -202,3 +202,19 @@ def test_other_ranks_are_silent(tmp_path, capsys):
     tell_all(report.build(1, False), tmp_path / "m.jsonl")
     assert capsys.readouterr() == ("", "")
     assert not (tmp_path / "m.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("n", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (33804, "33.8 kB"),
+        (999_949, "999.9 kB"),
+        (999_951, "1.0 MB"),
+        (2.5e12, "2,500.0 GB"),
+    ],
+)
+def test_sizes_have_a_unit_that_fits(n, text):
+    assert size_text(n) == text

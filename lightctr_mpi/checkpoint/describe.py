@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..config import Run
+from ..report import size_text
 from . import schema
 from .attributes import plain
 from .read import Checkpoint, open_checkpoint
@@ -126,7 +127,7 @@ def as_text(info: Mapping[str, Any]) -> str:
     fields = "" if info["fields"] is None else f", {info['fields']:,} fields"
     lines = [
         f"{info['file']}: {info['model'].get('name', 'model')}, {info['keys']:,} features{fields}, "
-        f"{_bytes(info['bytes'])}",
+        f"{size_text(info['bytes'])}",
         f"written by lightctr_mpi {info['program_version']} at {info['created'][:19]} UTC, "
         f"schema {info['schema_version']}",
     ]
@@ -170,11 +171,3 @@ def _number(value: float | int | None) -> str:
 def _short(value: Any) -> str:
     text = "none" if value is None else str(value)
     return text if len(text) <= 90 else text[:87] + "..."
-
-
-def _bytes(n: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if n < 1000:
-            return f"{n:.3g} {unit}"
-        n /= 1000
-    return f"{n:,.3g} GB"

@@ -204,7 +204,9 @@ def _open_file(path: str) -> h5py.File:
     try:
         size = os.stat(path).st_size
         if os.path.isdir(path):
-            raise UserError(f"cannot read model {path}: it is a folder")
+            inside = os.path.join(path, "model.h5")
+            hint = f"; did you mean {inside}?" if os.path.exists(inside) else ""
+            raise UserError(f"cannot read model {path}: it is a folder{hint}")
         with open(path, "rb"):
             pass
     except OSError as error:

@@ -143,6 +143,12 @@ class Reader:
         data it is given). Raises UserError when the line does not fit the schema.
         """
 
+    def recall(self, settings: Mapping[str, Any]) -> None:
+        """Takes over what `settings` of an earlier reader say beside the options.
+
+        To be called before `prepare`.
+        """
+
     def parse(self, data: bytes, where: Where, policy: str = "") -> Block:
         """Parses whole lines (the last one may lack its newline).
 

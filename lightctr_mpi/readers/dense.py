@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,8 @@ class DenseReader(Reader):
     """Numbers in columns between commas, tabs or semicolons (the first of these that the first line has).
 
     The label is the first or the last column (`data.label_column`); the others are numbered from 0 and the
-    number is the feature. Zeros are not stored. Every row has as many cells as the first line of its file.
+    number is the feature. Zeros are not stored. Every row has as many cells as the first line of its file,
+    and every file as many as the first one that was read: without the label, a feature would be taken for it.
 
     The first line is a header, and left out, when `data.header` is yes, or is auto and no cell of it is a
     number. Every other cell that is not a number is an error, an empty one too.
@@ -28,21 +30,40 @@ class DenseReader(Reader):
 
     name = "dense"
     has_fields = False
-    sample = b"1,0,2.5\n0,1e-3,1\n"
 
     def __init__(self, options: DataOptions, task: str):
         super().__init__(options, task)
-        if options.label_column == "last":
-            self.sample = b"0,2.5,1\n1e-3,1,0\n"
+        self.columns = 0  # with the label; 0: not known yet
+
+    @property
+    def sample(self) -> bytes:  # type: ignore[override]
+        rows = []
+        for label, *features in ((b"1", b"0", b"2.5"), (b"0", b"1e-3", b"1")):
+            n_features = max(self.columns - 1, 0) if self.columns else len(features)
+            cells = (features + [b"0"] * n_features)[:n_features]
+            cells.insert(0 if self.options.label_column == "first" else n_features, label)
+            rows.append(b",".join(cells) + b"\n")
+        return b"".join(rows)
 
     def settings(self) -> dict[str, Any]:
-        return super().settings() | {"header": self.options.header, "label_column": self.options.label_column}
+        more = {"header": self.options.header, "label_column": self.options.label_column}
+        return super().settings() | more | {"columns": self.columns}
+
+    def recall(self, settings: Mapping[str, Any]) -> None:
+        self.columns = int(settings.get("columns", 0))
+
+    def prepare(self, first_line: bytes, file: str) -> None:
+        if not self.columns and first_line:
+            self.columns = _width(first_line)[1]
 
     def parse(self, data: bytes, where: Where, policy: str = "") -> Block:
         skip = self.skips(policy)
         first = where.first_line()
-        separator = next((byte for byte in _SEPARATORS if byte in first), _SEPARATORS[0])
-        width = first.count(separator) + 1
+        separator, width = _width(first)
+        if first and self.columns and width != self.columns:
+            line = where.line_of(max(data.find(first), 0)) if where.at_start else 1
+            expected = f"{self.columns} as in the data that came first, label included"
+            raise DataError(where.file, line, f"{width} columns", expected)
         label_at = 0 if self.options.label_column == "first" else width - 1
         begin = self._rows_begin(data, first, separator) if where.at_start else 0
         arrays = _arrays(data)
@@ -90,6 +111,12 @@ class DenseReader(Reader):
         if line == 1 and code != parse_dense.BAD_WIDTH and not NUMBER.fullmatch(data[offset : offset + 1]):
             expected += " (is this line a header? then give data.header yes)"
         return DataError(where.file, line, found, expected)
+
+
+def _width(line: bytes) -> tuple[int, int]:
+    """(byte between the cells, number of cells) of a line."""
+    separator = next((byte for byte in _SEPARATORS if byte in line), _SEPARATORS[0])
+    return separator, line.count(separator) + 1
 
 
 def _arrays(data: bytes) -> tuple[np.ndarray, ...]:

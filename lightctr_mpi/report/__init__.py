@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from .base import NullReport, Report, Reports
-from .console import Console
+from .console import Console, size_text
 from .jsonl import JsonLines, to_json
 
-__all__ = ["Console", "JsonLines", "NullReport", "Report", "Reports", "build", "to_json"]
+__all__ = ["Console", "JsonLines", "NullReport", "Report", "Reports", "build", "size_text", "to_json"]
 
 
 def build(rank: int, quiet: bool) -> Report:

@@ -150,6 +150,17 @@ def clock_text(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
+def size_text(n_bytes: float) -> str:
+    """A size as a person reads it: 512 B, 33.8 kB, 1.2 MB."""
+    if n_bytes < 1000:
+        return f"{n_bytes:.0f} B"
+    for unit in ("kB", "MB"):
+        n_bytes /= 1000
+        if n_bytes < 999.95:
+            return f"{n_bytes:.1f} {unit}"
+    return f"{n_bytes / 1000:,.1f} GB"
+
+
 def _width(name: str) -> int:
     return 5 if name == "epoch" else max(len(_COLUMNS[name]), 9) + 2
 

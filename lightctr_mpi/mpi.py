@@ -208,7 +208,7 @@ def guard(main: Callable[..., int | None], *arguments: Any) -> int:
     except SystemExit as problem:  # --help and the like
         code = problem.code if isinstance(problem.code, int) else EXIT_FAULT if problem.code else 0
         text = f"{problem.code}\n" if isinstance(problem.code, str) else ""
-    except BrokenPipeError:  # as in "train | head"
+    except BrokenPipeError:  # as in "inspect | head"; training goes on without
         text = "lightctr_mpi: stopped: standard output was closed\n"
     except BaseException as problem:
         text = traceback.format_exc()

@@ -582,14 +582,19 @@ def test_usage_errors_are_one_line(run_cli, words, message):
 
 
 def test_whoever_reads_the_output_may_go_away(tmp_path):
+    """Training goes on without; what has nothing else to do ends with one line."""
     (tmp_path / "rows.ffm").write_text("1 0:1:1 1:12:1\n0 0:2:1\n" * 20)
-    process = launch.start(
-        sys.executable, "-m", "lightctr_mpi", "train", "--data.train", "rows.ffm", cwd=tmp_path
-    )
-    process.stdout.close()
-    process.stdout = None
-    done = launch.finish(process)
-    assert (done.returncode, done.stderr) == (1, "lightctr_mpi: stopped: standard output was closed\n")
+
+    def unheard(*words):
+        process = launch.start(sys.executable, "-m", "lightctr_mpi", *words, cwd=tmp_path)
+        process.stdout.close()
+        process.stdout = None
+        done = launch.finish(process)
+        return done.returncode, done.stderr
+
+    assert unheard("train", "--data.train", "rows.ffm", "--out", "run") == (0, "")
+    stopped = (1, "lightctr_mpi: stopped: standard output was closed\n")
+    assert unheard("inspect", "run/model.h5") == unheard("evaluate", "run/model.h5", "rows.ffm") == stopped
 
 
 @pytest.mark.parametrize("words", [("--help",), ("train", "--help"), ("predict", "--help")])

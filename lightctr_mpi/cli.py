@@ -126,11 +126,17 @@ def _convert(argv: Sequence[str]) -> int:
     parser = _parser("convert", "Turn text files into one binary row store (HDF5).")
     parser.add_argument("rows", nargs="+", help="files of rows (globs, .gz and - allowed)")
     parser.add_argument("out", help="row store to write")
+    parser.add_argument(
+        "--loss",
+        default="logistic",
+        choices=("logistic", "squared"),
+        help="what the labels are for: clicks, or (squared) any number",
+    )
     args, data_flags = _parse(parser, argv)
     from .commands import convert
     from .mpi import world
 
-    return convert(world(), args.rows, args.out, data_flags)
+    return convert(world(), args.rows, args.out, data_flags, args.loss)
 
 
 def _synth(argv: Sequence[str]) -> int:

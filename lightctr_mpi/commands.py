@@ -9,7 +9,6 @@ from pathlib import Path
 
 from . import options, rowstore
 from .comm import agreed
-from .config import Run
 from .errors import UserError
 from .input import Text, choose_reader, spare_inputs
 from .mpi import World, once_per_node
@@ -17,8 +16,8 @@ from .report import size_text
 from .warm import warm_reading
 
 
-def convert(world: World, rows: Sequence[str], out: str, data_flags: Sequence[str]) -> int:
-    """Text files to one row store, written by all ranks together."""
+def convert(world: World, rows: Sequence[str], out: str, data_flags: Sequence[str], loss: str) -> int:
+    """Text files to one row store for training with this loss, written by all ranks together."""
     comm = world.comm if world.size > 1 else None
     say = print if world.rank == 0 else _nothing
     with agreed(comm):
@@ -29,7 +28,7 @@ def convert(world: World, rows: Sequence[str], out: str, data_flags: Sequence[st
         _spare(out, data.memory)
     text = Text(comm, rows, folder)
     try:
-        reader = choose_reader(comm, text.source, data, Run().model.loss, say)
+        reader = choose_reader(comm, text.source, data, loss, say)
         once_per_node(world, lambda: warm_reading(reader, say))
         meta = rowstore.convert(comm, text.source, reader, out)
     finally:

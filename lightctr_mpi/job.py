@@ -25,7 +25,7 @@ from .mpi import Signals, World, once_per_node
 from .options import Resolved
 from .report import size_text
 from .ring.store import Ring
-from .rowstore import RowStore
+from .rowstore import RowStore, check_labels
 from .runfolder import RunFolder
 from .settle import settle, settle_for
 from .shard import Shard, memory_of
@@ -129,6 +129,8 @@ class Job:
             stored = rowstore_path(paths)
             if stored is not None:
                 rows = RowStore.open(stored, data.memory, check=self.world.rank == 0)
+                if self.world.rank == 0:
+                    check_labels(rows, self.run.model.loss)
         if stored is not None:
             if role == "train":
                 self.settings = json.loads(rows.meta.reader)

@@ -28,7 +28,7 @@ from .kernels.format import format_probabilities
 from .kernels.memory import alloc_rows
 from .metrics import Tally
 from .mpi import World, once_per_node
-from .rowstore import Remap, RowStore
+from .rowstore import Remap, RowStore, check_labels
 from .warm import warm_reading, warm_scoring
 
 STORE_ROWS = 65536  # rows of a row store that are scored together
@@ -175,6 +175,8 @@ class _Scored:
             assert self.stored is not None
             store = RowStore.open(self.stored, self.data.memory, check=self.world.rank == 0)
             self._check_fields(store.meta.has_fields or not store.n_rows)
+            if self.world.rank == 0:
+                check_labels(store, self.scorer.options.loss)
         bound = BoundRows(store, self.scorer.keys, self.scorer.fields, self.scorer.options.norm)
         size, rank = size_of(self.comm), rank_of(self.comm)
         for first in range(0, max(store.n_rows, 1), STORE_ROWS * size):

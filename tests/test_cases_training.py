@@ -450,3 +450,19 @@ def last_checkpoint(program, out):
     shutil.copyfile(path, program.folder / "last.h5")
     program.run("inspect", "last.h5")
     return type(program.model(out))(program.folder / "last.h5")
+
+
+# --- labels of a row store ---
+
+
+def test_labels_of_a_row_store_must_fit_the_loss(program):
+    program.write("real.ffm", *(f"{i}.5 0:{i}:1 1:7:1" for i in range(4)))
+    program.run("convert", "real.ffm", "real.h5", "--loss", "squared")
+    message = program.refused("train", "--data.train", "real.h5", "--model.name", "lr", "--out", "run")
+    assert "found label 1.5 in row 2, expected 0 to 1" in message
+    squared = ("--model.loss", "squared", "--model.name", "lr", "--out", "run")
+    program.run("train", "--data.train", "real.h5", *squared)
+    assert program.model().all_finite()
+    assert "found label 1.5 in row 2" in program.refused(
+        "train", "--data.train", "real.h5", "--model.name", "fm"
+    )

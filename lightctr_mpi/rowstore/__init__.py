@@ -1,6 +1,7 @@
 """Row store: parsed rows with compact ids in an HDF5 file that is mapped, streamed and kept as a cache."""
 
 from .cache import choose_folder, open_or_convert
+from .check import check_labels
 from .convert import convert
 from .layout import Meta
 from .order import RowOrder
@@ -12,6 +13,7 @@ __all__ = [
     "Remap",
     "RowOrder",
     "RowStore",
+    "check_labels",
     "choose_folder",
     "convert",
     "is_rowstore",

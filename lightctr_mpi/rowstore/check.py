@@ -49,6 +49,20 @@ def _problem(block: Block, n_keys: int, n_fields: int) -> str:
     return "" if not block.has_labels or np.isfinite(block.labels).all() else "labels that are not finite"
 
 
+def check_labels(store: RowStore, loss: str) -> None:
+    """Raises UserError for labels that mean nothing under the logistic loss, which takes 0 to 1."""
+    if loss != "logistic" or not store.meta.has_labels:
+        return
+    for a in range(0, store.n_rows, _ROWS):
+        labels = store.column("labels", a, min(a + _ROWS, store.n_rows))
+        wrong = np.flatnonzero((labels < 0) | (labels > 1))
+        if len(wrong):
+            raise UserError(
+                f"{store.path}: found label {labels[wrong[0]]:g} in row {a + wrong[0] + 1}, expected 0 to 1 "
+                "(--model.loss squared takes any number)"
+            )
+
+
 def memory_limit() -> int:
     """Bytes of memory that this process may use, as far as the machine, its control group and limits say."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]

@@ -121,7 +121,11 @@ class OptimizerOptions:
 class TrainOptions:
     """The course of the training."""
 
-    epochs: int | None = option(None, "passes over the training rows at most (default: 5)", range=Range(1))
+    epochs: int | None = option(
+        None,
+        "passes over the training rows at most (default: 5; 30 with data.valid, which stops it early)",
+        range=Range(1),
+    )
     sync: str = option(
         "auto",
         "none: one row after the other on one rank; exact: mini-batches, equal on any number of ranks",

@@ -46,7 +46,8 @@ def settle_for(run: Run, n_rows: int) -> Run:
     batch_size = run.train.batch_size or default_batch(n_rows)
     rows_of_step = 1 if run.train.sync == "none" else batch_size
     optimizer = defaults.optimizer(run.optimizer, run.model.name, rows_of_step)
-    epochs = run.train.epochs or 5
+    stops_by_itself = bool(run.data.valid) and run.train.patience > 0
+    epochs = run.train.epochs or (30 if stops_by_itself else 5)
     return dataclasses.replace(
         run,
         model=model,

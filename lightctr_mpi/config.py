@@ -153,7 +153,7 @@ class TrainOptions:
 class CheckpointOptions:
     """What is written besides the final model."""
 
-    every: int = option(1, "epochs between checkpoints; 0: only at the end", range=Range(0))
+    every: int = option(1, "epochs between checkpoints; 0: best epochs and the last only", range=Range(0))
     keep: int = option(2, "checkpoints kept", range=Range(1))
 
 

@@ -8,6 +8,7 @@ import math
 import os
 import signal
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -290,6 +291,7 @@ class Job:
         lines = [f"lightctr_mpi: {run.model.name} on {ranks}, mode {run.mode}, {how}", *_settings(self)]
         if source is not None:
             lines.append(f"resuming from {source.path}")
+            lines += [f"  {change}" for change in _changes(source, run)]
         lines.append(f"run folder {self.folder.path}")
         self.news.start(lines, run.train.epochs)
 
@@ -344,6 +346,20 @@ def _check_same_model(source: Checkpoint, run: Run) -> None:
         found, wanted = source.meta.model.get(key), getattr(run.model, key)
         if wanted is not None and found != wanted:
             raise UserError(f"{source.path} was trained with model.{key} = {found}, this run has {wanted}")
+
+
+def _changes(source: Checkpoint, run: Run) -> list[str]:
+    """What is not as it was when the checkpoint was written, of all that decides how training goes on."""
+    then, now = (tomllib.loads(text) for text in (source.meta.config_toml, options.to_toml(run)))
+    keys = [("", "seed"), *(("train", name) for name in ("sync", "batch_size", "shuffle"))]
+    keys += [("data", name) for name in ("block_rows", "window_blocks")]
+    keys += [("optimizer", name) for name in now["optimizer"]]
+    changes = []
+    for section, name in keys:
+        before, after = ((tree[section] if section else tree).get(name) for tree in (then, now))
+        if before is not None and before != after:
+            changes.append(f"{section + '.' if section else ''}{name} is now {after}, it was {before}")
+    return changes
 
 
 def _settings(job: Job) -> list[str]:

@@ -466,3 +466,16 @@ def test_labels_of_a_row_store_must_fit_the_loss(program):
     assert "found label 1.5 in row 2" in program.refused(
         "train", "--data.train", "real.h5", "--model.name", "fm"
     )
+
+
+# --- resuming with other options ---
+
+
+def test_resuming_says_what_is_no_longer_as_it_was(program):
+    flags = ("--model.name", "lr", "--optimizer.lr", 0.1, "--train.epochs")
+    program.run("train", "--data.train", "good200.ffm", *flags, 1, "--out", "run")
+    same = ("train", "--data.train", "good200.ffm", *flags, 2, "--out", "run", "--train.resume", "auto")
+    assert " it was " not in program.run(*same)
+    again = ("--model.name", "lr", "--optimizer.lr", 0.2, "--train.epochs", 3, "--train.resume", "auto")
+    said = program.run("train", "--data.train", "good200.ffm", *again, "--out", "run", "--seed", 5)
+    assert "seed is now 5, it was 1" in said and "optimizer.lr is now 0.2, it was 0.1" in said

@@ -16,7 +16,9 @@ from .report import size_text
 from .warm import warm_reading
 
 
-def convert(world: World, rows: Sequence[str], out: str, data_flags: Sequence[str], loss: str) -> int:
+def convert(
+    world: World, rows: Sequence[str], out: str, data_flags: Sequence[str], loss: str = "logistic"
+) -> int:
     """Text files to one row store for training with this loss, written by all ranks together."""
     comm = world.comm if world.size > 1 else None
     say = print if world.rank == 0 else _nothing

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import signal
 import time
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +14,24 @@ import numpy as np
 
 from . import checkpoint, models, optim, options, report
 from .bound import BoundRows
-from .checkpoint import Checkpoint, ModelMeta, history_columns, history_records
+from .checkpoint import Checkpoint, ModelMeta, history_columns
 from .comm import agreed, any_rank, bcast_object
 from .config import Run
 from .errors import Stopped, UserError
-from .input import Text, choose_reader, open_rows, prepare, reader_of, rowstore_path
+from .jobdata import JobData
 from .modelfile import load, save
 from .mpi import Signals, World, once_per_node
 from .options import Resolved
 from .report import size_text
+from .resume import changes, check_same_model, dictionaries, is_best, position
 from .ring.store import Ring
-from .rowstore import RowStore, check_labels
+from .rowstore import RowStore
 from .runfolder import RunFolder
 from .settle import settle, settle_for
 from .shard import Shard, memory_of
 from .stores import Replica, Sequential, Store
 from .train import Fit, Progress, evaluate
-from .warm import warm_reading, warm_training
+from .warm import warm_training
 
 
 def train(resolved: Resolved, world: World) -> int:
@@ -61,9 +60,7 @@ class Job:
     ):
         self.resolved, self.run, self.world, self.comm = resolved, run, world, comm
         self.folder, self.news = folder, news
-        self.texts: list[Text] = []
-        self.reader: Any = None
-        self.settings: dict[str, Any] = {}
+        self.data = JobData(run, resolved.sources, world, comm, folder, news.note)
         # Before the training there is nothing to save, so SIGTERM may simply end a single process. To several
         # it comes from a batch system, and a launcher reports a rank that dies of it as a fault.
         self.early = Signals() if world.size > 1 else Signals(signal.SIGUSR1)
@@ -71,19 +68,17 @@ class Job:
 
     def work(self) -> None:
         source = self._resumed()
-        train = self._rows(self.run.data.train, "train")
-        if not train.n_rows:
+        train, valid, test = (self._rows(role) for role in ("train", "valid", "test"))
+        if train is None or not train.n_rows:
             raise UserError(f"{', '.join(self.run.data.train)}: no rows to train on")
-        valid = self._rows(self.run.data.valid, "valid") if self.run.data.valid else None
-        test = self._rows(self.run.data.test, "test") if self.run.data.test else None
-        self.run = run = settle_for(self.run, train.n_rows)
-        progress, history = _position(source, self.folder)
+        self.run = run = settle_for(self.data.run, train.n_rows)
+        progress, history = position(source, self.folder)
         if source is not None and not progress.best_epoch and progress.epoch >= (run.train.epochs or 0):
             raise UserError(
                 f"{source.path} has {progress.epoch} epochs behind it, nothing is left to do: "
                 f"give --train.epochs more than {progress.epoch}"
             )
-        keys, fields = self._dictionaries(train, source)
+        keys, fields = dictionaries(run.model.name, train, source)
         store = self._store(keys, 0 if fields is None else len(fields))
         shard = store.shard
         once_per_node(self.world, lambda: warm_training(shard.model, shard.optimizer, run, self.news.note))
@@ -112,6 +107,12 @@ class Job:
             fit()
         self._conclude(store, fit, bind(test))
 
+    def _rows(self, role: str) -> RowStore | None:
+        paths = getattr(self.run.data, role)
+        rows = self.data.rows(paths, role) if paths else None
+        self._stop_early()
+        return rows
+
     def _stop_early(self) -> None:
         """Heed a warning between two parts of the preparation: what they made is on disk."""
         if any_rank(self.comm, self.early.stop):
@@ -119,82 +120,7 @@ class Job:
 
     def close(self) -> None:
         self.news.close()
-        for text in self.texts:
-            text.close()
-
-    # --- data ---
-
-    def _rows(self, paths: tuple[str, ...], role: str) -> RowStore:
-        data, note = self.run.data, self.news.note
-        with agreed(self.comm):
-            stored = rowstore_path(paths)
-            if stored is not None:
-                rows = RowStore.open(stored, data.memory, check=self.world.rank == 0)
-                if self.world.rank == 0:
-                    check_labels(rows, self.run.model.loss)
-        if stored is not None:
-            if role == "train":
-                self.settings = json.loads(rows.meta.reader)
-            note(f"{role}: {stored}: {rows.n_rows:,} rows, {rows.n_keys:,} features (row store)")
-            self._check(rows, role, stored)
-            return rows
-        text = Text(self.comm, paths, self.folder.path)
-        self.texts.append(text)
-        if self.reader is None:
-            self.reader = self._reader(text)
-            once_per_node(self.world, lambda: warm_reading(self.reader, self.news.note))
-            self.settings = self.settings or self.reader.settings()
-        rows = open_rows(self.comm, text, self.reader, data, self.folder.path, note)
-        if rows.meta.skipped:
-            note(f"{role}: {rows.meta.skipped:,} malformed rows were skipped (--data.on_bad_row skip)")
-        note(f"{role}: {rows.n_rows:,} rows, {rows.n_keys:,} features, {rows.n_fields:,} fields")
-        self._check(rows, role, ", ".join(paths))
-        self._stop_early()
-        return rows
-
-    def _reader(self, text: Text) -> Any:
-        """The reader of the first text: as the row store to train on was read, if there is one."""
-        data, loss = self.run.data, self.run.model.loss
-        if not self.settings:
-            return choose_reader(self.comm, text.source, data, loss, self.news.note)
-        with agreed(self.comm):
-            reader = reader_of(self.settings, data, set(self.resolved.sources), loss)
-            prepare(reader, text.source)
-        noted = {key: getattr(reader.options, key) for key in self.settings if hasattr(data, key)}
-        noted["on_bad_row"] = data.on_bad_row
-        self.run = dataclasses.replace(self.run, data=dataclasses.replace(data, **noted))
-        return reader
-
-    def _check(self, rows: RowStore, role: str, name: str) -> None:
-        """Raises UserError for rows that the training has no use for."""
-        if not rows.n_rows:
-            return
-        if not rows.meta.has_labels:
-            use = {"train": "train on", "valid": "validate on", "test": "test on"}[role]
-            raise UserError(f"{name}: the rows have no labels to {use}")
-        if self.run.model.name == "ffm" and not rows.meta.has_fields:
-            raise UserError(
-                f"{name}: model ffm needs fields, which this format has not; use libffm, csv or tsv "
-                "with a --data.schema, or --model.name fm"
-            )
-
-    def _dictionaries(
-        self, train: RowStore, source: Checkpoint | None
-    ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Keys and fields of the model: those of the data, joined with those of the model to go on from."""
-        keys = np.array(train.keys)
-        fields = np.array(train.fields) if self.run.model.name == "ffm" else None
-        if source is None:
-            return keys, fields
-        if fields is not None:
-            known = source.field_keys if source.field_keys is not None else np.zeros(0, np.int32)
-            new = np.setdiff1d(fields, known)
-            if len(new):
-                raise UserError(f"{source.path}: the model does not know field {new[0]} of the training data")
-            fields = known
-        if not np.array_equal(keys, source.keys):
-            keys = np.union1d(keys, source.keys)
-        return keys, fields
+        self.data.close()
 
     # --- model ---
 
@@ -243,7 +169,7 @@ class Job:
             return None
         with agreed(self.comm):
             source = checkpoint.open(path, verify=self.world.rank == 0)
-            _check_same_model(source, self.run)
+            check_same_model(source, self.run)
         return source
 
     # --- run folder ---
@@ -255,7 +181,7 @@ class Job:
                 if source is None and (previous := self.folder.set_aside()) is not None:
                     self.news.note(f"an earlier run was moved to {previous}")
                 self.folder.create()
-                if source is not None and _is_best(source, self.folder):
+                if source is not None and is_best(source, self.folder):
                     checkpoint.publish(source.path, self.folder.model)
                 self.folder.config.write_text(options.to_toml(self.run))
                 self.news.open_metrics(self.folder.metrics, history)
@@ -269,8 +195,8 @@ class Job:
             config_toml=options.to_toml(run),
             model=dataclasses.asdict(run.model),
             optimizer=dataclasses.asdict(run.optimizer),
-            reader=self.settings,
-            hashing_seed=int(self.settings.get("hashing_seed", 0)),
+            reader=self.data.settings,
+            hashing_seed=int(self.data.settings.get("hashing_seed", 0)),
             progress=dataclasses.asdict(progress) | {"seed": run.seed},
             history=history_columns(history),
         )
@@ -291,7 +217,7 @@ class Job:
         lines = [f"lightctr_mpi: {run.model.name} on {ranks}, mode {run.mode}, {how}", *_settings(self)]
         if source is not None:
             lines.append(f"resuming from {source.path}")
-            lines += [f"  {change}" for change in _changes(source, run)]
+            lines += [f"  {change}" for change in changes(source, run)]
         lines.append(f"run folder {self.folder.path}")
         self.news.start(lines, run.train.epochs)
 
@@ -318,48 +244,6 @@ class Job:
         self.news.finish(summary)
         if self.world.rank == 0:
             _write_json(self.folder.path / "summary.json", summary)
-
-
-def _position(source: Checkpoint | None, folder: RunFolder) -> tuple[Progress, list[dict]]:
-    """Where to go on. A best epoch whose model lies in another folder does not count here."""
-    if source is None:
-        return Progress(), []
-    progress = Progress.from_dict(source.meta.progress)
-    history = history_records(source.meta.history)
-    if not _is_of(source, folder):
-        progress.best_epoch, progress.best_value, progress.bad_epochs = 0, None, 0
-    return progress, history
-
-
-def _is_of(source: Checkpoint, folder: RunFolder) -> bool:
-    return Path(source.path).resolve().parent in (folder.path.resolve(), folder.checkpoints.resolve())
-
-
-def _is_best(source: Checkpoint, folder: RunFolder) -> bool:
-    """Whether a checkpoint of this folder is its best model: the run may have died before naming it so."""
-    at, best = source.meta.progress, source.meta.progress["best_epoch"]
-    return _is_of(source, folder) and at["rows_done"] == 0 and at["epoch"] == best > 0
-
-
-def _check_same_model(source: Checkpoint, run: Run) -> None:
-    for key in ("name", "k", "linear", "bias", "norm", "loss"):
-        found, wanted = source.meta.model.get(key), getattr(run.model, key)
-        if wanted is not None and found != wanted:
-            raise UserError(f"{source.path} was trained with model.{key} = {found}, this run has {wanted}")
-
-
-def _changes(source: Checkpoint, run: Run) -> list[str]:
-    """What is not as it was when the checkpoint was written, of all that decides how training goes on."""
-    then, now = (tomllib.loads(text) for text in (source.meta.config_toml, options.to_toml(run)))
-    keys = [("", "seed"), *(("train", name) for name in ("sync", "batch_size", "shuffle"))]
-    keys += [("data", name) for name in ("block_rows", "window_blocks")]
-    keys += [("optimizer", name) for name in now["optimizer"]]
-    changes = []
-    for section, name in keys:
-        before, after = ((tree[section] if section else tree).get(name) for tree in (then, now))
-        if before is not None and before != after:
-            changes.append(f"{section + '.' if section else ''}{name} is now {after}, it was {before}")
-    return changes
 
 
 def _settings(job: Job) -> list[str]:

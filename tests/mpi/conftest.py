@@ -6,8 +6,11 @@ Without that the other ranks would wait for ever in a collective call that the f
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
@@ -57,3 +60,13 @@ def world() -> mpi.World:
 @pytest.fixture(scope="session")
 def comm(world):
     return world.comm
+
+
+@pytest.fixture
+def folder(comm):
+    """A folder that all ranks know."""
+    path = comm.bcast(tempfile.mkdtemp() if comm.rank == 0 else None)
+    yield Path(path)
+    comm.Barrier()
+    if comm.rank == 0:
+        shutil.rmtree(path)

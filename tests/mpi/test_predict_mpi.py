@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import math
-import shutil
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -24,16 +22,6 @@ from lightctr_mpi.shard import Shard
 from lightctr_mpi.stores import Replica
 
 pytestmark = pytest.mark.mpi
-
-
-@pytest.fixture
-def folder(comm):
-    """A folder that all ranks know."""
-    path = comm.bcast(tempfile.mkdtemp() if comm.rank == 0 else None)
-    yield Path(path)
-    comm.Barrier()
-    if comm.rank == 0:
-        shutil.rmtree(path)
 
 
 def known_model(comm, folder: Path) -> str:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
-import tempfile
 from pathlib import Path
 
 import h5py
@@ -25,16 +23,6 @@ from lightctr_mpi.stores import Replica
 pytestmark = pytest.mark.mpi
 
 N_ROWS, BATCH = 50, 16  # an epoch is four steps
-
-
-@pytest.fixture
-def folder(comm):
-    """A folder that all ranks know."""
-    path = comm.bcast(tempfile.mkdtemp() if comm.rank == 0 else None)
-    yield Path(path)
-    comm.Barrier()
-    if comm.rank == 0:
-        shutil.rmtree(path)
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
-import tempfile
 from pathlib import Path
 
 import h5py
@@ -19,16 +17,6 @@ from lightctr_mpi.readers.source import Source
 from lightctr_mpi.rowstore import RowStore, cache, convert, files, merge, open_or_convert, write
 
 pytestmark = pytest.mark.mpi
-
-
-@pytest.fixture
-def folder(comm):
-    """A folder that all ranks know."""
-    path = comm.bcast(tempfile.mkdtemp() if comm.rank == 0 else None)
-    yield Path(path)
-    comm.Barrier()
-    if comm.rank == 0:
-        shutil.rmtree(path)
 
 
 def put(comm, path: Path, text: str) -> Path:

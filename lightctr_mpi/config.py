@@ -44,6 +44,10 @@ def option(default: Any, doc: str, *, choices: tuple[str, ...] = (), range: Rang
     return field(default=default, metadata=metadata)
 
 
+# How rows of floats travel (codecs/).
+CODECS = ("float32", "float16", "int8", "uniform8", "log8", "normal8")
+
+
 @dataclass(frozen=True)
 class DataOptions:
     """Where rows come from and how they are read."""
@@ -164,6 +168,69 @@ class RingOptions:
     dense_above: float = option(
         0.25, "share of touched keys in a batch above which whole tables are exchanged", range=Range(0, 1)
     )
+    codec: str = option(
+        "float32",
+        "how gradients travel; what a lossy codec leaves out is kept and sent later",
+        choices=CODECS,
+    )
+    top_k: float = option(
+        1.0,
+        "share of a batch's gradient rows that are sent, the largest; the rest later",
+        range=Range(0, 1, True),
+    )
+
+
+@dataclass(frozen=True)
+class PsOptions:
+    """The parameter server: rank 0 is the Master, ranks 1 to `servers` keep the parameters, the rest learn."""
+
+    servers: int = option(1, "ranks that keep parameters", range=Range(1, 4096))
+    consistency: str = option(
+        "bsp",
+        "bsp: exact, as one process; ssp: parameters at most `staleness` clocks old; asp: as they are",
+        choices=("bsp", "ssp", "asp"),
+    )
+    staleness: int = option(
+        4, "ssp: clocks (one batch for each worker) that parameters may lag behind", range=Range(0)
+    )
+    prefetch: bool = option(True, "ask for the parameters of the next batch while computing this one")
+    delay: str = option(
+        "none",
+        "correct late gradients (DC-ASGD): constant, or adaptive to the mean square of gradients",
+        choices=("none", "constant", "adaptive"),
+    )
+    delay_lambda: float | None = option(
+        None, "strength of the correction (default: 0.04 constant, 2 adaptive)", range=Range(0)
+    )
+    delay_memory: int = option(
+        256,
+        "MB a server keeps of what workers last pulled; beyond it gradients go uncorrected",
+        range=Range(0),
+    )
+    pull_codec: str = option("float32", "how parameters travel to workers", choices=CODECS)
+    push_codec: str = option(
+        "float32", "how gradients travel; what a lossy codec leaves out is sent later", choices=CODECS
+    )
+    top_k: float = option(
+        1.0,
+        "share of a batch's gradient rows that are sent, the largest; the rest later",
+        range=Range(0, 1, True),
+    )
+    admit_after: int = option(
+        0, "batches a key must be seen in before it gets parameters; 0 or 1: at once", range=Range(0)
+    )
+    evict_age: int = option(0, "drop keys not seen for this many epochs; 0: never", range=Range(0))
+    evict_hits: int = option(
+        0, "with evict_age: keep keys that were seen in at least this many batches; 0: none", range=Range(0)
+    )
+    lease_seconds: float = option(
+        60.0, "seconds after which a stalled worker's batch is given to another", range=Range(0, 86400, True)
+    )
+    silence_seconds: float = option(
+        600.0, "seconds without a sign of a rank after which the run ends", range=Range(0, 86400, True)
+    )
+    slow: str = option("", "for tests of uneven nodes: RANK:FACTOR makes a worker FACTOR times slower")
+    trace: bool = option(False, "write every pull and push of each server to ps-trace-<server>.npy")
 
 
 @dataclass(frozen=True)
@@ -172,8 +239,8 @@ class Run:
 
     mode: str = option(
         "auto",
-        "how ranks work together; auto: ring under mpirun, else single",
-        choices=("auto", "single", "ring"),
+        "how ranks work together; auto: single on one rank, ring or ps by size of the model on more",
+        choices=("auto", "single", "ring", "ps"),
     )
     seed: int = option(1, "seed of initial values and of the order of rows", range=Range(0, 2**63 - 1))
     out: str = option("", "run folder; default: runs/<model>")
@@ -184,6 +251,7 @@ class Run:
     train: TrainOptions = field(default_factory=TrainOptions)
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
     ring: RingOptions = field(default_factory=RingOptions)
+    ps: PsOptions = field(default_factory=PsOptions)
 
 
 SECTIONS = tuple(f.name for f in dataclasses.fields(Run) if dataclasses.is_dataclass(f.default_factory))

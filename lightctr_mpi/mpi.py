@@ -38,6 +38,7 @@ class World:
         node: communicator of the ranks on the same host; local_rank, local_size: place in it.
         host: name of the host.
         leaving: communicator used only by `guard`, so that its messages meet no others.
+        status: makes an empty MPI status, for those who probe for messages.
     """
 
     comm: Any
@@ -48,6 +49,7 @@ class World:
     local_size: int
     host: str
     leaving: Any
+    status: Any = None
 
 
 _world: World | None = None
@@ -72,7 +74,7 @@ def world() -> World:
         check_size(os.environ, comm.size, library)
         node = comm.Split_type(mpi.COMM_TYPE_SHARED, key=comm.rank)
         place = (comm.rank, comm.size, node, node.rank, node.size)
-        _world = World(comm, *place, host=mpi.Get_processor_name(), leaving=comm.Dup())
+        _world = World(comm, *place, host=mpi.Get_processor_name(), leaving=comm.Dup(), status=mpi.Status)
     return _world
 
 

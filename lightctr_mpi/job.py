@@ -19,7 +19,6 @@ from .comm import agreed, any_rank, bcast_object
 from .config import Run
 from .errors import Stopped, UserError
 from .jobdata import JobData
-from .modelfile import load, save
 from .mpi import Signals, World, once_per_node
 from .options import Resolved
 from .report import size_text
@@ -30,7 +29,7 @@ from .runfolder import RunFolder
 from .settle import settle, settle_for
 from .shard import Shard, memory_of
 from .stores import Replica, Sequential, Store
-from .train import Fit, Progress, evaluate
+from .train import Fit, Progress
 from .warm import warm_training
 
 
@@ -64,6 +63,7 @@ class Job:
         # Before the training there is nothing to save, so SIGTERM may simply end a single process. To several
         # it comes from a batch system, and a launcher reports a rank that dies of it as a fault.
         self.early = Signals() if world.size > 1 else Signals(signal.SIGUSR1)
+        self.signals = Signals()
         self.started = time.perf_counter()
 
     def work(self) -> None:
@@ -80,32 +80,34 @@ class Job:
             )
         keys, fields = dictionaries(run.model.name, train, source)
         store = self._store(keys, 0 if fields is None else len(fields))
-        shard = store.shard
-        once_per_node(self.world, lambda: warm_training(shard.model, shard.optimizer, run, self.news.note))
         self._stop_early()
-        if source is not None:
-            load(store.shard, source)
-        self._open_folder(history, source)
+        roles = {"train": train, "valid": valid, "test": test}
+        bound = {
+            role: BoundRows(rows, keys, fields, run.model.norm)
+            for role, rows in roles.items()
+            if rows is not None
+        }
 
-        def bind(rows: RowStore | None) -> BoundRows | None:
-            return None if rows is None else BoundRows(rows, keys, fields, run.model.norm)
-
-        bound = bind(train)
-        assert bound is not None
-        with Signals() as signals:
+        def conduct() -> None:
+            if source is not None:
+                store.load(source)
+            self._open_folder(store, history, source)
             fit = Fit(
                 run=run,
                 store=store,
-                train=bound,
-                valid=bind(valid),
+                train=bound["train"],
+                valid=bound.get("valid"),
                 report=self.news,
                 save=lambda p, h, best: self._save(store, fields, p, h, best),
-                stop=lambda: signals.stop or self.early.stop,
+                stop=lambda: self.signals.stop or self.early.stop,
                 progress=progress,
                 history=history,
             )
             fit()
-        self._conclude(store, fit, bind(test))
+            self._conclude(store, fit, bound.get("test"))
+
+        with self.signals:
+            store.run(conduct, bound)
 
     def _rows(self, role: str) -> RowStore | None:
         paths = getattr(self.run.data, role)
@@ -129,6 +131,7 @@ class Job:
         model = models.build(run.model, n_fields, run.model.loss)
         optimizer = optim.build(run.optimizer)
         self._estimate(model, optimizer, len(keys))
+        once_per_node(self.world, lambda: warm_training(model, optimizer, run, self.news.note))
         if run.train.sync == "none":
             return Sequential(Shard(model, optimizer, keys, run.seed))
         assert run.train.batch_size is not None
@@ -174,9 +177,9 @@ class Job:
 
     # --- run folder ---
 
-    def _open_folder(self, history: list[dict], source: Checkpoint | None) -> None:
+    def _open_folder(self, store: Store, history: list[dict], source: Checkpoint | None) -> None:
         """Set an earlier run aside, write the configuration, start the metrics file."""
-        with agreed(self.comm):
+        with agreed(store.comm):
             if self.world.rank == 0:
                 if source is None and (previous := self.folder.set_aside()) is not None:
                     self.news.note(f"an earlier run was moved to {previous}")
@@ -201,8 +204,8 @@ class Job:
             history=history_columns(history),
         )
         path = folder.checkpoint(progress.epoch, progress.rows_done)
-        save(store, str(path), meta, fields)
-        with agreed(self.comm):
+        store.save(str(path), meta, fields)
+        with agreed(store.comm):
             if self.world.rank == 0:
                 if best:
                     checkpoint.publish(path, folder.model)
@@ -227,11 +230,11 @@ class Job:
         summary: dict[str, Any] = {"best_epoch": progress.best_epoch}
         if test is not None:
             if progress.best_epoch != progress.epoch:
-                with agreed(self.comm):
+                with agreed(store.comm):
                     source = checkpoint.open(self.folder.model, verify=self.world.rank == 0)
-                load(store.shard, source, with_state=False)
+                store.load(source, with_state=False)
                 source.close()
-            result = evaluate(store, test, self.run.model.loss)
+            result = store.evaluate(test, self.run.model.loss)
             for name in ("rows", "logloss", "auc", "rmse"):
                 summary[f"test_{name}"] = result[name]
         if fit.valid is not None and progress.best_epoch == progress.epoch == self.run.train.epochs:

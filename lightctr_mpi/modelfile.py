@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,7 +15,9 @@ from .errors import UserError
 from .models.base import Model
 from .optim.base import Optimizer
 from .shard import Shard
-from .stores import Store
+
+if TYPE_CHECKING:
+    from .stores import Local
 
 CHUNK_BYTES = 8 << 20
 
@@ -27,7 +29,7 @@ def layout_of(model: Model, optimizer: Optimizer, n_keys: int) -> Layout:
     return Layout(n_keys, n_fields, tables, dense, tuple(optimizer.slot_names))
 
 
-def save(store: Store, path: str, meta: ModelMeta, field_keys: np.ndarray | None) -> None:
+def save(store: Local, path: str, meta: ModelMeta, field_keys: np.ndarray | None) -> None:
     """Write the model and the optimizer's state; all ranks call it, rank 0 writes.
 
     Raises UserError on every rank when the file cannot be written.
@@ -57,22 +59,25 @@ def _owned_state(shard: Shard, a: int, b: int) -> np.ndarray:
     return shard.rows_of_state(a - shard.first, b - shard.first)
 
 
-def _chunks(store: Store) -> Iterator[tuple[int, int, dict[str, np.ndarray]]]:
+def _chunks(store: Local) -> Iterator[tuple[int, int, dict[str, np.ndarray]]]:
     """All rows in order, at the writer; the state comes from the rank that owns it."""
     shard = store.shard
     for owner in range(len(store.bounds) - 1):
         for a, b in _pieces(shard, int(store.bounds[owner]), int(store.bounds[owner + 1])):
             mine = owner == rank_of(store.comm)
             state = _owned_state(shard, a, b) if mine else recv_array(store.comm, owner)
-            yield a, b, _named(shard, shard.weights(a, b), state)
+            yield a, b, named(shard.model, shard.optimizer, shard.weights(a, b), state)
 
 
-def _named(shard: Shard, weights: np.ndarray, state: np.ndarray) -> dict[str, np.ndarray]:
+def named(
+    model: Model, optimizer: Optimizer, weights: np.ndarray, state: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Arrays of a model file cut out of rows: weights float32[n, width], state float32[n, slots * width]."""
     arrays = {}
-    for name, columns, tail in shard.model.parts():
+    for name, columns, tail in model.parts():
         arrays[f"parameters/{name}"] = weights[:, columns].reshape(-1, *tail)
-        for i, slot in enumerate(shard.optimizer.slot_names):
-            of_slot = state[:, i * shard.model.width : (i + 1) * shard.model.width]
+        for i, slot in enumerate(optimizer.slot_names):
+            of_slot = state[:, i * model.width : (i + 1) * model.width]
             arrays[f"optimizer/{slot}/{name}"] = of_slot[:, columns].reshape(-1, *tail)
     return arrays
 
@@ -94,11 +99,7 @@ def load(shard: Shard, source: Checkpoint, *, with_state: bool = True) -> None:
     Raises:
         UserError: the file belongs to another kind of model, or lacks the optimizer's state.
     """
-    layout = layout_of(shard.model, shard.optimizer, source.n_keys)
-    if not with_state:
-        layout = Layout(layout.n_keys, layout.n_fields, layout.tables, layout.dense, source.layout.slots)
-    if source.layout != layout:
-        raise UserError(f"{source.path} holds another model: {_difference(source.layout, layout)}")
+    check_layout(shard.model, shard.optimizer, source, with_state)
     at = positions(source.keys, shard.keys)
     if len(at) and at.min() < 0:
         raise ValueError("the shard does not know all keys of the file")
@@ -121,6 +122,15 @@ def load(shard: Shard, source: Checkpoint, *, with_state: bool = True) -> None:
         if with_state:
             for i, slot in enumerate(shard.optimizer.slot_names):
                 shard.bias[1 + i] = source.read(f"optimizer/{slot}/bias")[0]
+
+
+def check_layout(model: Model, optimizer: Optimizer, source: Checkpoint, with_state: bool) -> None:
+    """Raises UserError when the file belongs to another kind of model, or lacks the optimizer's state."""
+    layout = layout_of(model, optimizer, source.n_keys)
+    if not with_state:
+        layout = Layout(layout.n_keys, layout.n_fields, layout.tables, layout.dense, source.layout.slots)
+    if source.layout != layout:
+        raise UserError(f"{source.path} holds another model: {_difference(source.layout, layout)}")
 
 
 def _difference(found: Any, expected: Any) -> str:

@@ -6,16 +6,21 @@ on one rank; `ring.store.Ring` takes the same mini-batches on many.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
+from . import modelfile
 from .bound import BoundRows
+from .checkpoint import Checkpoint, ModelMeta
 from .kernels import losses, sparse
+from .metrics import Tally
 from .shard import Shard
 
 SWEEP_ROWS = 16384  # rows between two looks at the clock, the signals and the divergence guard
+EVALUATION_ROWS = 8192
 
 
 @dataclass
@@ -27,38 +32,110 @@ class StepSums:
     rows: int = 0
     stop: bool = False
 
+    def add(self, other: StepSums) -> None:
+        self.loss += other.loss
+        self.weight += other.weight
+        self.rows += other.rows
+        self.stop = self.stop or other.stop
+
 
 class Store(Protocol):
-    """What the training loop asks of the place where parameters live.
+    """What a training asks of the place where parameters live.
 
-    `step_rows` is the number of rows of one step over all ranks. `learn` moves the parameters by the given
-    global rows and returns sums over all ranks; every rank must call it for every step. `part` is this rank's
-    share of the rows of an evaluation.
+    The methods are called by all ranks of `comm` (None: one rank) inside of `run`, which calls `work` on the
+    ranks that conduct the training and lets the others serve them until it returns.
+
+    Attributes:
+        comm: communicator of the ranks that conduct the training.
+        step_rows: rows of one step, all ranks together.
     """
 
-    shard: Shard
     comm: Any
     step_rows: int
-    bounds: np.ndarray  # int64[owners + 1]: rows of the table whose state each rank owns
 
-    def part(self, n_rows: int) -> tuple[int, int]: ...
+    def run(self, work: Callable[[], None], rows: Mapping[str, BoundRows]) -> None:
+        """Call `work`; `rows` are those of the roles train, valid and test. Raises what it raises, on all."""
 
-    def learn(self, data: BoundRows, rows: np.ndarray, stop: bool) -> StepSums: ...
+    def learn(self, data: BoundRows, rows: np.ndarray, stop: bool) -> StepSums:
+        """Move the parameters by these rows (int64[m], global numbers).
+
+        Returns sums over all ranks of what was learned since the last call: of this very step, but for stores
+        that let steps overlap.
+        """
+
+    def finish(self) -> StepSums:
+        """Complete all steps that were begun; returns their sums. Before evaluating and saving."""
+
+    def evaluate(self, data: BoundRows, loss: str) -> dict[str, Any]:
+        """Metrics of all rows (`metrics.Tally.result`)."""
+
+    def all_finite(self) -> bool:
+        """Whether every weight is a finite number."""
+
+    def figures(self) -> dict[str, Any]:
+        """What the store has to tell about the epoch behind it, for the record of metrics."""
+
+    def save(self, path: str, meta: ModelMeta, field_keys: np.ndarray | None) -> None:
+        """Write the model with the optimizer's state. Raises UserError when it cannot be written."""
+
+    def load(self, source: Checkpoint, *, with_state: bool = True) -> None:
+        """Take over a model; keys that the file lacks keep their initial values."""
 
 
-class Sequential:
-    """One rank, one row after the other, weights and state moved in place by the model's fused sweep."""
+class Local:
+    """What stores have in common where every rank holds all weights.
 
-    comm = None
+    Attributes:
+        shard: the weights of all keys and the optimizer's state of the owned ones.
+        bounds: int64[owners + 1]: rows of the table whose state each rank owns.
+    """
+
+    comm: Any = None
     rank, size = 0, 1
+    shard: Shard
+    bounds: np.ndarray
+
+    def run(self, work: Callable[[], None], rows: Mapping[str, BoundRows]) -> None:
+        work()
+
+    def finish(self) -> StepSums:
+        return StepSums()
+
+    def all_finite(self) -> bool:
+        return self.shard.all_finite()
+
+    def figures(self) -> dict[str, Any]:
+        return {}
+
+    def part(self, n_rows: int) -> tuple[int, int]:
+        """This rank's share of n rows: (first, end)."""
+        return self.rank * n_rows // self.size, (self.rank + 1) * n_rows // self.size
+
+    def evaluate(self, data: BoundRows, loss: str) -> dict[str, Any]:
+        shard, tally = self.shard, Tally(loss)
+        a, b = self.part(data.n_rows)
+        for start in range(a, b, EVALUATION_ROWS):
+            block = data.slice(start, min(start + EVALUATION_ROWS, b))
+            logit = np.empty(block.n_rows, np.float32)
+            shard.model.forward(block, shard.rows, block.ids, shard.bias, logit)
+            tally.add(logit, block.labels, block.weights, block.groups)
+        tally.merge(self.comm)
+        return tally.result()
+
+    def save(self, path: str, meta: ModelMeta, field_keys: np.ndarray | None) -> None:
+        modelfile.save(self, path, meta, field_keys)
+
+    def load(self, source: Checkpoint, *, with_state: bool = True) -> None:
+        modelfile.load(self.shard, source, with_state=with_state)
+
+
+class Sequential(Local):
+    """One rank, one row after the other, weights and state moved in place by the model's fused sweep."""
 
     def __init__(self, shard: Shard):
         self.shard, self.step_rows = shard, SWEEP_ROWS
         self.bounds = np.array([0, len(shard.keys)], np.int64)
         self._sums = np.zeros(2, np.float64)
-
-    def part(self, n_rows: int) -> tuple[int, int]:
-        return 0, n_rows
 
     def learn(self, data: BoundRows, rows: np.ndarray, stop: bool) -> StepSums:
         shard = self.shard
@@ -78,11 +155,8 @@ class Gradient:
     sums: StepSums
 
 
-class Replica:
+class Replica(Local):
     """Mini-batches on one rank that holds the whole model."""
-
-    comm: Any = None
-    rank, size = 0, 1
 
     def __init__(self, shard: Shard, loss: str, batch_size: int):
         self.shard, self.loss, self.step_rows = shard, loss, batch_size
@@ -90,9 +164,6 @@ class Replica:
         self._scratch = np.full(len(shard.keys), -1, np.int32)
         self._grad = np.zeros((0, shard.model.width), np.float32)
         self._l2, self._l1 = shard.optimizer.penalty
-
-    def part(self, n_rows: int) -> tuple[int, int]:
-        return self.rank * n_rows // self.size, (self.rank + 1) * n_rows // self.size
 
     def learn(self, data: BoundRows, rows: np.ndarray, stop: bool) -> StepSums:
         a, b = self.part(len(rows))

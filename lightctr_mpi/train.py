@@ -12,11 +12,9 @@ import numpy as np
 from .bound import BoundRows
 from .config import Run
 from .errors import Diverged, Stopped
-from .metrics import Tally
 from .rowstore.order import RowOrder
-from .stores import Store
+from .stores import StepSums, Store
 
-EVALUATION_ROWS = 8192
 LOWER_IS_BETTER = {"valid_logloss", "valid_rmse", "train_logloss"}
 
 
@@ -106,23 +104,28 @@ class Fit:
     def _learn_epoch(self, started: float) -> bool:
         """Learn the rest of the current epoch, or up to a request to stop; returns whether there was one."""
         progress = self.progress
-        already = progress.rows_done
+        already, sums = progress.rows_done, StepSums()
         for rows in self._steps(progress.epoch, already):
             sums = self.store.learn(self.train, rows, self.stop())
             progress.step += 1
             progress.rows_done += len(rows)
-            progress.loss += sums.loss
-            progress.weight += sums.weight
-            if not np.isfinite(sums.loss):
-                raise Diverged(self._advice("the training loss"))
+            self._count(sums)
             seconds = time.perf_counter() - started
             mean = progress.loss / progress.weight if progress.weight else 0.0
             self.report.progress(
                 progress.epoch + 1, progress.rows_done, self.train.n_rows, mean, seconds, already
             )
             if sums.stop:
-                return True
-        return False
+                break
+        last = self.store.finish()
+        self._count(last)
+        return sums.stop or last.stop
+
+    def _count(self, sums: StepSums) -> None:
+        self.progress.loss += sums.loss
+        self.progress.weight += sums.weight
+        if not np.isfinite(sums.loss):
+            raise Diverged(self._advice("the training loss"))
 
     def _close_epoch(self, seconds: float, rows: int) -> bool:
         """Evaluate, judge, report, save; returns whether a checkpoint was due."""
@@ -138,17 +141,18 @@ class Fit:
         }
         if self.valid is not None:
             started = time.perf_counter()
-            result = evaluate(self.store, self.valid, self.run.model.loss)
+            result = self.store.evaluate(self.valid, self.run.model.loss)
             if result.get("nonfinite"):
                 raise Diverged(self._advice("the validation loss"))
             record |= {
                 f"valid_{key}": value for key, value in result.items() if key not in ("reasons", "nonfinite")
             }
             record["valid_seconds"] = time.perf_counter() - started
+        record |= self.store.figures()
         progress.epoch, progress.rows_done, progress.loss, progress.weight = epoch, 0, 0.0, 0.0
         best = self._judge(record)
         self.history.append(record)
-        if not self.store.shard.all_finite():
+        if not self.store.all_finite():
             raise Diverged(self._advice("a parameter"))
         every = self.run.checkpoint.every
         due = best or not self._is_unfinished() or (every > 0 and epoch % every == 0)
@@ -187,16 +191,3 @@ class Fit:
             f"{what} became non-finite at step {self.progress.step} (epoch {self.progress.epoch + 1}); try a "
             "lower --optimizer.lr, instance normalisation (--model.norm true) or smaller values in the data"
         )
-
-
-def evaluate(store: Store, data: BoundRows, loss: str) -> dict[str, Any]:
-    """Metrics of all rows of `data`, computed by all ranks together (`metrics.Tally.result`)."""
-    model, shard, tally = store.shard.model, store.shard, Tally(loss)
-    a, b = store.part(data.n_rows)
-    for start in range(a, b, EVALUATION_ROWS):
-        block = data.slice(start, min(start + EVALUATION_ROWS, b))
-        logit = np.empty(block.n_rows, np.float32)
-        model.forward(block, shard.rows, block.ids, shard.bias, logit)
-        tally.add(logit, block.labels, block.weights, block.groups)
-    tally.merge(store.comm)
-    return tally.result()

@@ -27,7 +27,6 @@ from .readers.source import Source
 from .rowstore import Remap, RowStore, convert
 from .shard import Shard
 from .stores import Replica, Sequential
-from .train import evaluate
 
 Note = Callable[[str], None]
 
@@ -101,7 +100,7 @@ def _train(model: Model, optimizer: Optimizer, run: Run) -> None:
         sparse.gather_rows(shard.rows, found, table)
     rows.translate(found_ids := np.arange(4, dtype=np.int32), found_ids)
     shard.all_finite()
-    evaluate(store, data, model.loss_name)  # type: ignore[arg-type]
+    store.evaluate(data, model.loss_name)
 
 
 def warm_scoring(scorer: Any) -> None:

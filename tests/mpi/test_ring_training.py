@@ -13,7 +13,6 @@ import ringdata
 from ringdata import OPTIMIZERS, all_equal, bind, learn, replica_of, ring_of, state_of, store_of, weights_of
 
 from lightctr_mpi.ring.store import Ring
-from lightctr_mpi.train import evaluate
 
 pytestmark = pytest.mark.mpi
 
@@ -153,7 +152,7 @@ def test_metrics_are_those_of_one_process(comm, folder, n_rows):
     replica.shard.bias[:] = ring.shard.bias
     other = store_of(comm, folder, ringdata.mixed_rows(n_rows, 7), weighted=True)
     valid = ringdata.BoundRows(other, rows.keys, None, norm=True)
-    found, expected = evaluate(ring, valid, "logistic"), evaluate(replica, valid, "logistic")
+    found, expected = ring.evaluate(valid, "logistic"), replica.evaluate(valid, "logistic")
     assert comm.allgather(found) == [found] * comm.size
     assert found["rows"] == n_rows and found["reasons"] == expected["reasons"]
     assert (found["auc"] is None) == (n_rows < 50) and "gauc" in found or not n_rows

@@ -145,7 +145,7 @@ class Job:
             run.seed,
             run.model.loss,
             run.train.batch_size,
-            run.ring.dense_above,
+            run.ring,
         )
 
     def _estimate(self, model: models.Model, optimizer: optim.Optimizer, n_keys: int) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ..config import RingOptions
 from ..kernels import rows as rows_kernels
 from ..kernels import sparse
 from ..models.base import Model
@@ -48,7 +49,7 @@ class Ring(Replica):
         seed: int,
         loss: str,
         batch_size: int,
-        dense_above: float,
+        options: RingOptions,
     ):
         self.comm, self.rank, self.size = comm, comm.Get_rank(), comm.Get_size()
         bounds = segments(len(keys), self.size)
@@ -56,7 +57,7 @@ class Ring(Replica):
         super().__init__(Shard(model, optimizer, keys, seed, owned), loss, batch_size)
         self.bounds = bounds
         self._arrays = Scratch()
-        self._dense_above = dense_above
+        self._dense_above = options.dense_above
         self._table: np.ndarray | None = None
         self._fused: Fused | None = None
         table = 4 * len(keys) * model.width

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from lightctr_mpi import models, optim
 from lightctr_mpi.bound import BoundRows
-from lightctr_mpi.config import DataOptions, ModelOptions, OptimizerOptions, Run, TrainOptions
+from lightctr_mpi.config import DataOptions, ModelOptions, OptimizerOptions, RingOptions, Run, TrainOptions
 from lightctr_mpi.mpi import once_per_node, world
 from lightctr_mpi.readers.libffm import LibffmReader
 from lightctr_mpi.readers.source import Source
@@ -92,8 +93,11 @@ def model_of(name: str, optimizer: str):
     return built, moves
 
 
-def ring_of(comm, name: str, optimizer: str, keys: np.ndarray, batch: int, dense_above: float = 0.25) -> Ring:
-    return Ring(comm, *model_of(name, optimizer), keys, SEED, "logistic", batch, dense_above)
+def ring_of(
+    comm, name: str, optimizer: str, keys: np.ndarray, batch: int, dense_above: float = 0.25, **options: Any
+) -> Ring:
+    chosen = RingOptions(dense_above=dense_above, **options)
+    return Ring(comm, *model_of(name, optimizer), keys, SEED, "logistic", batch, chosen)
 
 
 def replica_of(name: str, optimizer: str, keys: np.ndarray, batch: int) -> Replica:

@@ -182,7 +182,7 @@ class RingOptions:
 
 @dataclass(frozen=True)
 class PsOptions:
-    """The parameter server: rank 0 is the Master, ranks 1 to `servers` keep the parameters, the rest learn."""
+    """The parameter server: rank 0 is the Master, ranks 1 to `servers` keep parameters, the rest learn."""
 
     servers: int = option(1, "ranks that keep parameters", range=Range(1, 4096))
     consistency: str = option(
@@ -295,6 +295,19 @@ def check(run: Run) -> None:
     if run.data.label_map and run.data.labels == "soft":
         raise UserError("data.label_map makes labels 0 and 1: it cannot be used with data.labels = soft")
     _check_monitor(run)
+    _check_ps(run.ps)
+
+
+def _check_ps(ps: PsOptions) -> None:
+    if ps.delay != "none" and ps.consistency == "bsp":
+        raise UserError(
+            f"ps.delay = {ps.delay} corrects late gradients; none is late in ps.consistency = bsp"
+        )
+    if ps.evict_hits and not ps.evict_age:
+        raise UserError("ps.evict_hits spares keys from ps.evict_age, which is 0")
+    rank, _, factor = ps.slow.partition(":")
+    if ps.slow and not (rank.isdecimal() and factor.isdecimal() and int(factor) > 0):
+        raise UserError(f"ps.slow = {ps.slow}: expected RANK:FACTOR, for instance 3:10")
 
 
 def _check_monitor(run: Run) -> None:

@@ -42,5 +42,9 @@ class Diverged(UserError):
     """A loss or a parameter stopped being finite."""
 
 
+class Fault(Exception):
+    """Something is wrong that no user can have caused; the message is one line and needs no traceback."""
+
+
 class Stopped(Exception):
     """A stop was asked for (SIGUSR1, SIGTERM) and the state has been saved."""

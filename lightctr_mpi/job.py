@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import signal
 import time
@@ -12,25 +11,22 @@ from typing import Any
 
 import numpy as np
 
-from . import checkpoint, models, optim, options, report
+from . import checkpoint, options, report
 from .bound import BoundRows
 from .checkpoint import Checkpoint, ModelMeta, history_columns
 from .comm import agreed, any_rank, bcast_object
 from .config import Run
 from .errors import Stopped, UserError
 from .jobdata import JobData
-from .mpi import Signals, World, once_per_node
+from .makestore import make_store
+from .mpi import Signals, World
 from .options import Resolved
-from .report import size_text
 from .resume import changes, check_same_model, dictionaries, is_best, position
-from .ring.store import Ring
 from .rowstore import RowStore
 from .runfolder import RunFolder
 from .settle import settle, settle_for
-from .shard import Shard, memory_of
-from .stores import Replica, Sequential, Store
+from .stores import Store
 from .train import Fit, Progress
-from .warm import warm_training
 
 
 def train(resolved: Resolved, world: World) -> int:
@@ -79,7 +75,10 @@ class Job:
                 f"give --train.epochs more than {progress.epoch}"
             )
         keys, fields = dictionaries(run.model.name, train, source)
-        store = self._store(keys, 0 if fields is None else len(fields))
+        n_fields = 0 if fields is None else len(fields)
+        place = make_store(
+            run, self.world, keys, n_fields, self.news.note, self._stop_asked, self.folder.path
+        )
         self._stop_early()
         roles = {"train": train, "valid": valid, "test": test}
         bound = {
@@ -88,7 +87,7 @@ class Job:
             if rows is not None
         }
 
-        def conduct() -> None:
+        def conduct(store: Store) -> None:
             if source is not None:
                 store.load(source)
             self._open_folder(store, history, source)
@@ -99,7 +98,7 @@ class Job:
                 valid=bound.get("valid"),
                 report=self.news,
                 save=lambda p, h, best: self._save(store, fields, p, h, best),
-                stop=lambda: self.signals.stop or self.early.stop,
+                stop=self._stop_asked,
                 progress=progress,
                 history=history,
             )
@@ -107,13 +106,16 @@ class Job:
             self._conclude(store, fit, bound.get("test"))
 
         with self.signals:
-            store.run(conduct, bound)
+            place.run(conduct, bound)
 
     def _rows(self, role: str) -> RowStore | None:
         paths = getattr(self.run.data, role)
         rows = self.data.rows(paths, role) if paths else None
         self._stop_early()
         return rows
+
+    def _stop_asked(self) -> bool:
+        return self.signals.stop or self.early.stop
 
     def _stop_early(self) -> None:
         """Heed a warning between two parts of the preparation: what they made is on disk."""
@@ -125,37 +127,6 @@ class Job:
         self.data.close()
 
     # --- model ---
-
-    def _store(self, keys: np.ndarray, n_fields: int) -> Store:
-        run = self.run
-        model = models.build(run.model, n_fields, run.model.loss)
-        optimizer = optim.build(run.optimizer)
-        self._estimate(model, optimizer, len(keys))
-        once_per_node(self.world, lambda: warm_training(model, optimizer, run, self.news.note))
-        if run.train.sync == "none":
-            return Sequential(Shard(model, optimizer, keys, run.seed))
-        assert run.train.batch_size is not None
-        if self.comm is None:
-            return Replica(Shard(model, optimizer, keys, run.seed), run.model.loss, run.train.batch_size)
-        return Ring(
-            self.comm,
-            model,
-            optimizer,
-            keys,
-            run.seed,
-            run.model.loss,
-            run.train.batch_size,
-            run.ring,
-        )
-
-    def _estimate(self, model: models.Model, optimizer: optim.Optimizer, n_keys: int) -> None:
-        """Say how large the model becomes, before its memory is taken."""
-        numbers = n_keys * sum(math.prod(tail) for _, _, tail in model.parts()) + model.bias
-        size = memory_of(model, optimizer, n_keys, self.world.size)
-        self.news.note(
-            f"model: {n_keys:,} features, {numbers:,} parameters, {size_text(size)} with the "
-            "optimizer's state" + (" on each rank" if self.world.size > 1 else "")
-        )
 
     def _resumed(self) -> Checkpoint | None:
         """The checkpoint to go on from: opened by all ranks, its checksums verified by the first."""

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from .comm import agree, wait
-from .errors import EXIT_FAULT, EXIT_STOPPED, EXIT_USER, Stopped, UserError, one_line
+from .errors import EXIT_FAULT, EXIT_STOPPED, EXIT_USER, Fault, Stopped, UserError, one_line
 
 GRACE_SECONDS = 2.0  # how long a failing rank waits for the others before it aborts the world
 SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
@@ -203,6 +203,8 @@ def guard(main: Callable[..., int | None], *arguments: Any) -> int:
         code = int(main(*arguments) or 0)
     except UserError as problem:
         code, text = EXIT_USER, f"lightctr_mpi: error: {one_line(problem)}\n"
+    except Fault as problem:
+        text = f"lightctr_mpi: fault: {one_line(problem)}\n"
     except Stopped as problem:
         code, text = EXIT_STOPPED, f"lightctr_mpi: stopped: {problem}\n"
     except KeyboardInterrupt:

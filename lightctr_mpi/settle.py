@@ -19,15 +19,17 @@ def settle(run: Run, ranks: int) -> Run:
     mode = run.mode
     if mode == "auto":
         mode = "ring" if ranks > 1 else "single"
+    if mode == "ps":
+        check_ranks(ranks, run.ps.servers)
     if mode == "single" and ranks > 1:
         raise UserError(f"mode single is for one rank, mpirun has started {ranks}: use --mode ring")
     sync = run.train.sync
     if sync == "auto":
         sequential = mode == "single" and run.train.batch_size is None
         sync = "none" if sequential else "exact"
-    if sync == "none" and mode == "ring":
+    if sync == "none" and mode != "single":
         raise UserError(
-            "train.sync none (row after row) is for --mode single; a ring needs --train.sync exact"
+            f"train.sync none (row after row) is for --mode single; mode {mode} needs --train.sync exact"
         )
     monitor = run.train.monitor
     if monitor == "auto":
@@ -38,6 +40,16 @@ def settle(run: Run, ranks: int) -> Run:
         out=run.out or f"runs/{run.model.name}",
         train=dataclasses.replace(run.train, sync=sync, monitor=monitor),
     )
+
+
+def check_ranks(ranks: int, servers: int) -> None:
+    """Raises UserError when there are too few ranks for a Master, the servers and a worker."""
+    if ranks < servers + 2:
+        need = f"a Master, {servers} server{'s' if servers > 1 else ''} and at least one worker"
+        raise UserError(
+            f"mode ps with ps.servers = {servers} needs {servers + 2} ranks or more ({need}), there "
+            f"{'are' if ranks > 1 else 'is'} {ranks}: mpirun -n {servers + 2} python -m lightctr_mpi ..."
+        )
 
 
 def settle_for(run: Run, n_rows: int) -> Run:

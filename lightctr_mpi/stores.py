@@ -13,10 +13,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from . import modelfile
+from .block import Block
 from .bound import BoundRows
 from .checkpoint import Checkpoint, ModelMeta
 from .kernels import losses, sparse
 from .metrics import Tally
+from .models.base import Model
 from .shard import Shard
 
 SWEEP_ROWS = 16384  # rows between two looks at the clock, the signals and the divergence guard
@@ -39,22 +41,30 @@ class StepSums:
         self.stop = self.stop or other.stop
 
 
-class Store(Protocol):
-    """What a training asks of the place where parameters live.
+class Place(Protocol):
+    """Where parameters live, before the training begins."""
 
-    The methods are called by all ranks of `comm` (None: one rank) inside of `run`, which calls `work` on the
-    ranks that conduct the training and lets the others serve them until it returns.
+    def run(self, work: Callable[[Store], None], rows: Mapping[str, BoundRows]) -> None:
+        """Call `work` on the ranks that conduct the training; the others serve them until it returns.
+
+        Called by all ranks; raises on all of them what `work` raises.
+
+        Args:
+            work: is given the store to train with.
+            rows: those of the roles train, valid and test.
+        """
+
+
+class Store(Protocol):
+    """What a training asks of the parameters. The methods are called by all ranks of `comm`.
 
     Attributes:
-        comm: communicator of the ranks that conduct the training.
+        comm: communicator of the ranks that conduct the training, None for one.
         step_rows: rows of one step, all ranks together.
     """
 
     comm: Any
     step_rows: int
-
-    def run(self, work: Callable[[], None], rows: Mapping[str, BoundRows]) -> None:
-        """Call `work`; `rows` are those of the roles train, valid and test. Raises what it raises, on all."""
 
     def learn(self, data: BoundRows, rows: np.ndarray, stop: bool) -> StepSums:
         """Move the parameters by these rows (int64[m], global numbers).
@@ -72,8 +82,8 @@ class Store(Protocol):
     def all_finite(self) -> bool:
         """Whether every weight is a finite number."""
 
-    def figures(self) -> dict[str, Any]:
-        """What the store has to tell about the epoch behind it, for the record of metrics."""
+    def end_epoch(self, epoch: int) -> dict[str, Any]:
+        """An epoch (from 1) has been learned and finished; returns what to add to its record of metrics."""
 
     def save(self, path: str, meta: ModelMeta, field_keys: np.ndarray | None) -> None:
         """Write the model with the optimizer's state. Raises UserError when it cannot be written."""
@@ -95,8 +105,8 @@ class Local:
     shard: Shard
     bounds: np.ndarray
 
-    def run(self, work: Callable[[], None], rows: Mapping[str, BoundRows]) -> None:
-        work()
+    def run(self, work: Callable[[Store], None], rows: Mapping[str, BoundRows]) -> None:
+        work(self)  # type: ignore[arg-type]  # the methods that are missing here are the subclasses'
 
     def finish(self) -> StepSums:
         return StepSums()
@@ -104,7 +114,7 @@ class Local:
     def all_finite(self) -> bool:
         return self.shard.all_finite()
 
-    def figures(self) -> dict[str, Any]:
+    def end_epoch(self, epoch: int) -> dict[str, Any]:
         return {}
 
     def part(self, n_rows: int) -> tuple[int, int]:
@@ -145,6 +155,33 @@ class Sequential(Local):
         return StepSums(float(self._sums[0]), float(self._sums[1]), len(rows), stop)
 
 
+def add_gradient(
+    model: Model,
+    loss: str,
+    penalty: tuple[float, float],
+    block: Block,
+    rows: np.ndarray,
+    ids: np.ndarray,
+    local: np.ndarray,
+    bias: np.ndarray,
+    grad: np.ndarray,
+) -> tuple[float, StepSums]:
+    """Gradient of the sum of the regularised losses of a block, and the losses themselves.
+
+    Args:
+        penalty: (l2, l1); rows, ids, local, bias, grad as in Model.backward: grad is added to.
+
+    Returns:
+        The gradient of the bias, and the sums over the block.
+    """
+    logit, dlogit = np.empty(block.n_rows, np.float32), np.empty(block.n_rows, np.float32)
+    dbias = np.zeros(1, np.float64)
+    model.forward(block, rows, ids, bias, logit)
+    total, weight = losses.evaluate(loss, logit, block.labels, block.weights, dlogit)
+    model.backward(block, rows, ids, local, dlogit, *penalty, grad, dbias)
+    return float(dbias[0]), StepSums(total, weight, block.n_rows)
+
+
 @dataclass
 class Gradient:
     """A rank's gradient of a step: sums over its rows, by unique key."""
@@ -163,7 +200,6 @@ class Replica(Local):
         self.bounds = np.array([0, len(shard.keys)], np.int64)
         self._scratch = np.full(len(shard.keys), -1, np.int32)
         self._grad = np.zeros((0, shard.model.width), np.float32)
-        self._l2, self._l1 = shard.optimizer.penalty
 
     def learn(self, data: BoundRows, rows: np.ndarray, stop: bool) -> StepSums:
         a, b = self.part(len(rows))
@@ -177,13 +213,11 @@ class Replica(Local):
         block = data.block(rows)
         ids, local = sparse.localize(block.ids, self._scratch)
         grad = self._buffer(len(ids))
-        logit = np.empty(block.n_rows, np.float32)
-        dlogit = np.empty(block.n_rows, np.float32)
-        dbias = np.zeros(1, np.float64)
-        model.forward(block, shard.rows, block.ids, shard.bias, logit)
-        loss, weight = losses.evaluate(self.loss, logit, block.labels, block.weights, dlogit)
-        model.backward(block, shard.rows, block.ids, local, dlogit, self._l2, self._l1, grad, dbias)
-        return Gradient(ids, grad, float(dbias[0]), StepSums(loss, weight, block.n_rows))
+        penalty = shard.optimizer.penalty
+        dbias, sums = add_gradient(
+            model, self.loss, penalty, block, shard.rows, block.ids, local, shard.bias, grad
+        )
+        return Gradient(ids, grad, dbias, sums)
 
     def push(self, gradient: Gradient) -> StepSums:
         self.shard.apply(gradient.ids, gradient.rows, gradient.dbias, gradient.sums.weight)

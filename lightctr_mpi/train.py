@@ -139,6 +139,7 @@ class Fit:
             "rows_per_second": rows / seconds if seconds > 0 else None,
             "seconds": seconds,
         }
+        record |= self.store.end_epoch(epoch)
         if self.valid is not None:
             started = time.perf_counter()
             result = self.store.evaluate(self.valid, self.run.model.loss)
@@ -148,7 +149,6 @@ class Fit:
                 f"valid_{key}": value for key, value in result.items() if key not in ("reasons", "nonfinite")
             }
             record["valid_seconds"] = time.perf_counter() - started
-        record |= self.store.figures()
         progress.epoch, progress.rows_done, progress.loss, progress.weight = epoch, 0, 0.0, 0.0
         best = self._judge(record)
         self.history.append(record)

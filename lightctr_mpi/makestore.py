@@ -1,0 +1,69 @@
+"""The store of a run, by its mode, with its kernels compiled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from . import models, optim
+from .config import Run
+from .models.base import Model
+from .mpi import World, once_per_node
+from .optim.base import Optimizer
+from .ps.store import ParameterServer
+from .report import size_text
+from .ring.store import Ring
+from .shard import Shard, memory_of
+from .stores import Place, Replica, Sequential
+from .warm import warm_training
+
+
+def make_store(
+    run: Run,
+    world: World,
+    keys: np.ndarray,
+    n_fields: int,
+    note: Callable[[str], None],
+    stop: Callable[[], bool],
+    folder: Path,
+) -> Place:
+    """Called by all ranks.
+
+    Args:
+        keys: uint64[n] sorted keys of the model; n_fields: its fields, 0 without.
+        note: told what a person should know.
+        stop: whether this rank was asked to stop.
+        folder: the run folder.
+    """
+    assert run.train.batch_size is not None
+    model = models.build(run.model, n_fields, run.model.loss)
+    optimizer = optim.build(run.optimizer)
+    note(_estimate(run, model, optimizer, len(keys), world.size))
+    once_per_node(world, lambda: warm_training(model, optimizer, run, note))
+    if run.mode == "ps":
+        return ParameterServer(
+            world.comm, world.host, world.status, model, optimizer, keys, run, note, stop, folder
+        )
+    if world.size > 1:
+        batch, loss = run.train.batch_size, run.model.loss
+        return Ring(world.comm, model, optimizer, keys, run.seed, loss, batch, run.ring)
+    shard = Shard(model, optimizer, keys, run.seed)
+    if run.train.sync == "none":
+        return Sequential(shard)
+    return Replica(shard, run.model.loss, run.train.batch_size)
+
+
+def _estimate(run: Run, model: Model, optimizer: Optimizer, n_keys: int, ranks: int) -> str:
+    """How large the model becomes, before its memory is taken."""
+    numbers = n_keys * sum(math.prod(tail) for _, _, tail in model.parts()) + model.bias
+    if run.mode == "ps":
+        size, where = memory_of(model, optimizer, -(-n_keys // run.ps.servers)), " on each server"
+    else:
+        size, where = memory_of(model, optimizer, n_keys, ranks), " on each rank" if ranks > 1 else ""
+    return (
+        f"model: {n_keys:,} features, {numbers:,} parameters, "
+        f"{size_text(size)} with the optimizer's state{where}"
+    )

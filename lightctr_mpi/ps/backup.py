@@ -1,0 +1,78 @@
+"""What workers last pulled, kept at the server to correct the gradients that come late.
+
+The correction is DC-ASGD's (kernels/delay.py). The moving mean of squared gradients of its adaptive form lies
+in `width` more columns of a key's row, and starts anew when a run is resumed.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+
+import numpy as np
+
+from ..config import PsOptions
+from ..kernels import delay
+from .table import KeyTable
+
+LAMBDA = {"constant": 0.04, "adaptive": 2.0}
+DECAY = 0.95
+
+
+class Backups:
+    """Rows as they were pulled, by worker and lease: `bound` bytes for each worker, the oldest go first.
+
+    Attributes:
+        missed: pushed rows that were applied as they came, because their backup had to go.
+    """
+
+    def __init__(self, kind: str, strength: float, bound: int):
+        self.kind, self.strength, self.bound = kind, strength, bound
+        self.on = kind != "none"
+        self.missed = 0
+        self._pulled: dict[int, OrderedDict[int, tuple[np.ndarray, np.ndarray]]] = defaultdict(OrderedDict)
+        self._bytes: dict[int, int] = defaultdict(int)
+
+    @classmethod
+    def of(cls, options: PsOptions, width: int, workers: int) -> Backups:
+        kind = options.delay
+        strength = options.delay_lambda
+        if strength is None:
+            strength = LAMBDA.get(kind, 0.0)
+        return cls(kind, strength, options.delay_memory * 2**20 // max(workers, 1))
+
+    def extra(self, width: int) -> int:
+        """Columns of a row that the correction needs beside weights and state."""
+        return width if self.kind == "adaptive" else 0
+
+    def keep(self, worker: int, lease: int, keys: np.ndarray, rows: np.ndarray) -> None:
+        """Remember a pull: its keys uint64[u] and rows float32[u, width] (copied)."""
+        mine = self._pulled[worker]
+        mine[lease] = keys, rows.copy()
+        self._bytes[worker] += keys.nbytes + rows.nbytes
+        while self._bytes[worker] > self.bound:
+            self._bytes[worker] -= sum(array.nbytes for array in mine.popitem(last=False)[1])
+
+    def correct(
+        self,
+        worker: int,
+        lease: int,
+        keys: np.ndarray,
+        grads: np.ndarray,
+        table: KeyTable,
+        numbers: np.ndarray,
+    ) -> None:
+        """Correct gradients (float32[u, width]) in place; their keys are some of those of the pull."""
+        pulled = self._pulled[worker].pop(lease, None)
+        if pulled is None:
+            self.missed += len(keys)
+            return
+        self._bytes[worker] -= sum(array.nbytes for array in pulled)
+        known, backup = pulled
+        if len(keys) < len(known):  # top-k sends some rows only
+            backup = backup[np.searchsorted(known, keys)]
+        strength = np.float32(self.strength)
+        if self.kind == "constant":
+            delay.compensate(grads, table.rows, numbers, backup, strength)
+        else:
+            where = table.extra_col
+            delay.compensate_adaptive(grads, table.rows, numbers, backup, where, strength, np.float32(DECAY))

@@ -31,6 +31,14 @@ NAMES: dict[str, dict[str, str]] = {
         "criteo": "lightctr_mpi.readers.delimited:CriteoReader",
         "avazu": "lightctr_mpi.readers.delimited:AvazuReader",
     },
+    "codec": {
+        "float32": "lightctr_mpi.codecs.float32:Float32",
+        "float16": "lightctr_mpi.codecs.float16:Float16",
+        "int8": "lightctr_mpi.codecs.int8:Int8",
+        "uniform8": "lightctr_mpi.codecs.quantile:Uniform8",
+        "log8": "lightctr_mpi.codecs.quantile:Log8",
+        "normal8": "lightctr_mpi.codecs.quantile:Normal8",
+    },
 }
 
 

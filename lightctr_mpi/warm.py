@@ -22,6 +22,7 @@ from .kernels.jit import CACHE_DIR
 from .metrics import Tally
 from .models.base import Model
 from .optim.base import Optimizer
+from .ps import warm as ps_warm
 from .readers.base import LabelRule
 from .readers.source import Source
 from .rowstore import Remap, RowStore, convert
@@ -75,6 +76,10 @@ def warm_training(model: Model, optimizer: Optimizer, run: Run, note: Note | Non
     penalties = optimizer.penalty
     mark += f"-{int(penalties[1] != 0)}{int(model.bias)}{int(model.linear)}{int(run.train.shuffle)}-{model.k}"
     _once(mark, lambda: _train(model, optimizer, run), f"trains {model.name}", note)
+    if run.mode == "ps":
+        ps = run.ps
+        mark += f"-ps-{ps.pull_codec}-{ps.push_codec}-{ps.delay}-{int(ps.top_k < 1)}{int(ps.admit_after > 1)}"
+        _once(mark, lambda: ps_warm.warm(model, optimizer, run), "serves parameters", note)
 
 
 def _train(model: Model, optimizer: Optimizer, run: Run) -> None:

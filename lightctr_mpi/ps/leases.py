@@ -34,7 +34,8 @@ class Leases:
         seconds: how long a worker may be silent with a lease in its hands, at least.
 
     Attributes:
-        waiting: leases nobody has; overdue ones come first.
+        waiting: leases that nobody has had yet, in order.
+        overdue: those that ran out and are for another worker.
         held: number -> lease.
         refused, passed_on: late results, and leases that changed hands.
     """
@@ -55,9 +56,11 @@ class Leases:
             self.waiting.append(Lease(clock, i, shares, rows[cuts[i] : cuts[i + 1]]))
 
     def give(self, worker: int, now: float, urgent: bool = False) -> Lease | None:
-        """The next lease, now held by this worker; of the overdue ones only, if it is to be `urgent`."""
-        lease = self._overdue_for(worker)
-        if lease is None and not urgent and self.waiting:
+        """The next lease, now held by this worker: one that is overdue if it is `urgent`, else a new one."""
+        lease = None
+        if urgent:
+            lease = self._overdue_for(worker)
+        elif self.waiting:
             lease = self.waiting.popleft()
         if lease is None:
             return None

@@ -7,7 +7,7 @@ ready, behind `finish` the wait for all of them and for the servers to have take
 from __future__ import annotations
 
 import dataclasses
-import secrets
+import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -145,8 +145,9 @@ class Master:
 
     def save(self, path: str, meta: ModelMeta, field_keys: np.ndarray | None) -> None:
         """Every server writes its shard, then the Master the file that makes one model of them."""
-        token = secrets.token_hex(8)
+        token = checkpoint.new_token()
         fields = None if field_keys is None else field_keys.tolist()
+        path = os.path.abspath(path)
         asked = {"path": path, "token": token, "meta": dataclasses.asdict(meta), "field_keys": fields}
         self._ask_servers(lambda _: compose_json(Kind.SAVE, asked))
         answers = [self._settled[server] for server in self.roles.servers]
@@ -162,7 +163,8 @@ class Master:
         checkpoint.write_sharded(path, meta, layout, paths, field_keys, dense, token)
 
     def load(self, source: Checkpoint, *, with_state: bool = True) -> None:
-        asked = {"path": source.path, "with_state": with_state}
+        epoch = source.meta.progress.get("epoch", 0)
+        asked = {"path": os.path.abspath(source.path), "with_state": with_state, "epoch": epoch}
         self._ask_servers(lambda _: compose_json(Kind.LOAD, asked))
 
     # --- messages ---
@@ -182,16 +184,22 @@ class Master:
             self.watch.heard(message.source)
             self._stop = self._stop or bool(message.flags & STOP)
             self._take(message)
-        while self._hungry and (self.leases.waiting or self.leases.overdue):
-            if not self._give(self._hungry[0]):
-                break
-            self._hungry.pop(0)
+        self._deal()
         now = time.monotonic()
         if now > self._look:
             self._look = now + LOOK_SECONDS
             self._look_after(now)
         if rest and not messages:
             self.mail.rest()
+
+    def _deal(self) -> None:
+        """Leases to those who asked. What is overdue may hold up the clock: it does not wait in a queue."""
+        for worker in self._hungry:
+            if not self.leases.overdue:
+                break
+            self._give(worker, urgent=True)
+        while self._hungry and self.leases.waiting:
+            self._give(self._hungry.pop(0))
 
     def _take(self, message: Message) -> None:
         kind = message.kind
@@ -214,10 +222,10 @@ class Master:
         else:
             raise ProtocolError(f"the Master cannot take a {kind.name} from rank {message.source}")
 
-    def _give(self, worker: int, urgent: bool = False) -> bool:
+    def _give(self, worker: int, urgent: bool = False) -> None:
         lease = self.leases.give(worker, time.monotonic(), urgent)
         if lease is None:
-            return False
+            return
         message = compose_bytes(
             Kind.LEASE,
             np.ascontiguousarray(lease.rows, np.int64).tobytes(),
@@ -229,7 +237,6 @@ class Master:
             flags=URGENT if urgent else 0,
         )
         self.mail.send(worker, message)
-        return True
 
     def _commit(self, message: Message) -> None:
         lease = self.leases.commit(message.lease, message.seconds)

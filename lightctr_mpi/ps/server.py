@@ -10,7 +10,6 @@ import numpy as np
 from .. import codecs
 from ..config import Run
 from ..kernels import sparse
-from ..kernels.rows import all_finite
 from ..models.base import Model
 from ..optim.base import Optimizer
 from .backup import Backups
@@ -58,6 +57,7 @@ class Server:
             admit_after=run.ps.admit_after,
             track=run.ps.evict_age > 0,
         )
+        self.table.touch(1)
         bounds = dense_bounds(model, roles.n_servers)
         self.dense = Dense(optimizer, int(bounds[roles.number + 1] - bounds[roles.number]))
         self.clocks = Clocks()
@@ -70,6 +70,7 @@ class Server:
         self._shares: dict[int, dict[int, Message]] = {}  # bsp: pushes of clocks that are not complete
         self._settling: list[Message] = []
         self._flushes = self._homeless = 0
+        self._finite = True  # as of the last time that everything was taken in
         self._scratch = np.empty(0, np.int32)
 
     def serve(self) -> None:
@@ -229,17 +230,16 @@ class Server:
         for message in self._settling:
             if self.clocks.complete >= message.clock and self._flushes >= message.n:
                 self._settling.remove(message)
+                self._finite = self.table.all_finite() and bool(np.isfinite(self.dense.values).all())
                 self._tell()
                 break
 
     def _tell(self, problem: str = "", **more: Any) -> None:
         """SETTLED: what this server has and has done; `problem` says why a command failed."""
         table = self.table
-        finite = all_finite(table.rows[: len(table)], self.model.width)
-        finite = finite and bool(np.isfinite(self.dense.values).all())
         figures = {
             "problem": problem,
-            "finite": finite,
+            "finite": self._finite,
             "keys": len(table),
             "bytes": table.nbytes,
             "dense": self.dense.values.tolist(),
@@ -272,6 +272,7 @@ class Server:
         self.signs.beat(now=True)
         problem, asked = "", message.json()
         try:
+            self.table.touch(asked["epoch"] + 1)
             load_shard(self, asked["path"], asked["with_state"])
         except Exception as error:
             problem = f"{error}"

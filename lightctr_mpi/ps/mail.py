@@ -23,7 +23,7 @@ SMALL_BYTES = 4096  # up to here a message is in this process before it is seen:
 # a core; a long message moves only while both sides look.
 YIELDS = 60
 NAP_SECONDS = 50e-6
-MOVING_NAP_SECONDS = 200e-6
+MOVING_NAP_SECONDS = 50e-6
 LONGEST_NAP_SECONDS = 2.5e-3
 
 
@@ -82,9 +82,7 @@ class Mail:
 
     def receive(self) -> list[Message]:
         """What has arrived, complete messages only. Raises ProtocolError for a torn one."""
-        self._push_on()
-        while (message := self.comm.Improbe(tag=TAG, status=self._status)) is not None:
-            self._begin(message, self._status.Get_source(), self._status.Get_count())
+        self.poke()
         if not self._arriving:
             return []
         ready, waiting, blocked = [], [], set()
@@ -99,6 +97,12 @@ class Mail:
         if ready:
             self._fruitless = 0
         return ready
+
+    def poke(self) -> None:
+        """Keep what is on its way moving: to be called now and then in the midst of long work."""
+        self._push_on()
+        while (message := self.comm.Improbe(tag=TAG, status=self._status)) is not None:
+            self._begin(message, self._status.Get_source(), self._status.Get_count())
 
     def _begin(self, message: Any, source: int, count: int) -> None:
         self._fruitless = 0

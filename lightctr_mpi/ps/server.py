@@ -25,6 +25,9 @@ from .table import KeyTable
 from .trace import PULLED, PUSHED, Trace
 
 
+POKE_ROWS = 4096  # rows moved between two looks at the mail, lest a link fall idle
+
+
 class Server:
     """One server of a run.
 
@@ -202,7 +205,10 @@ class Server:
         else:
             numbers, grads = self._sum([self._gradient(push) for push in pushes])
             dense = np.stack([push.dense() for push in pushes]).sum(axis=0, dtype=np.float64)
-        self._homeless += self.table.apply(numbers, grads, scale)
+        for a in range(0, len(numbers), POKE_ROWS):
+            part = slice(a, a + POKE_ROWS)
+            self._homeless += self.table.apply(numbers[part], grads[part], scale)
+            self.mail.poke()
         if len(dense) != len(self.dense.values):
             raise pushes[0].torn(f"{len(dense)} dense values for {len(self.dense.values)}")
         self.dense.apply(dense, scale)

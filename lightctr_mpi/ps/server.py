@@ -24,7 +24,6 @@ from .signs import Signs
 from .table import KeyTable
 from .trace import PULLED, PUSHED, Trace
 
-
 POKE_ROWS = 4096  # rows moved between two looks at the mail, lest a link fall idle
 
 

@@ -7,6 +7,8 @@ nothing, but still count in the row's instance normalisation.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 import numpy as np
 
 from .block import Block
@@ -79,3 +81,28 @@ class BoundRows:
         values = _ONES if block.values is None else block.values
         sparse.row_norms(block.indptr, values, block.norms, self.norm)
         return block
+
+
+class BoundRoles(Mapping[str, BoundRows]):
+    """Rows by role (train, valid, test), bound when they are first asked for: not every rank asks.
+
+    Args:
+        stores: role -> rows; keys, fields, norm: as for BoundRows.
+    """
+
+    def __init__(
+        self, stores: Mapping[str, RowStore], keys: np.ndarray, fields: np.ndarray | None, norm: bool
+    ):
+        self._stores, self._how = stores, (keys, fields, norm)
+        self._bound: dict[str, BoundRows] = {}
+
+    def __getitem__(self, role: str) -> BoundRows:
+        if role not in self._bound:
+            self._bound[role] = BoundRows(self._stores[role], *self._how)
+        return self._bound[role]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stores)
+
+    def __len__(self) -> int:
+        return len(self._stores)

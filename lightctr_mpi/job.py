@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from . import checkpoint, options, report
-from .bound import BoundRows
+from .bound import BoundRoles, BoundRows
 from .checkpoint import Checkpoint, ModelMeta, history_columns
 from .comm import agreed, any_rank, bcast_object
 from .config import Run
@@ -81,11 +81,8 @@ class Job:
         )
         self._stop_early()
         roles = {"train": train, "valid": valid, "test": test}
-        bound = {
-            role: BoundRows(rows, keys, fields, run.model.norm)
-            for role, rows in roles.items()
-            if rows is not None
-        }
+        given = {role: rows for role, rows in roles.items() if rows is not None}
+        bound = BoundRoles(given, keys, fields, run.model.norm)
 
         def conduct(store: Store) -> None:
             if source is not None:

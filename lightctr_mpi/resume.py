@@ -61,8 +61,11 @@ def changes(source: Checkpoint, run: Run) -> list[str]:
 def dictionaries(
     model: str, train: RowStore, source: Checkpoint | None
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Keys and fields of the model: those of the data, joined with those of the model to go on from."""
-    keys = np.array(train.keys)
+    """Keys and fields of the model: those of the data, joined with those of the model to go on from.
+
+    The keys may be a view of the row store's file, which costs no memory on ranks that do not look at them.
+    """
+    keys = train.keys
     fields = np.array(train.fields) if model == "ffm" else None
     if source is None:
         return keys, fields

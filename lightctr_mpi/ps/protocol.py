@@ -155,10 +155,11 @@ class Message:
         source: rank that sent it.
 
     Attributes:
-        kind; the fields of HEADER as attributes of `head`.
+        kind; the fields of HEADER, as Python's numbers.
 
     Raises:
-        ProtocolError: it is torn or of no known kind.
+        ProtocolError: it is torn or of no known kind. The methods raise it for a part that is not there in
+            whole, or does not follow its form.
     """
 
     def __init__(self, data: np.ndarray, source: int):
@@ -187,8 +188,8 @@ class Message:
 
     def json(self) -> Any:
         try:
-            return json.loads(self.text())
-        except ValueError:
+            return json.loads(self.data[HEADER_BYTES:].tobytes().decode())
+        except (ValueError, RecursionError):
             raise self.torn("its body is no JSON") from None
 
     def row_numbers(self) -> np.ndarray:
@@ -198,29 +199,31 @@ class Message:
             raise self.torn(f"{len(body)} bytes for {self.n} rows")
         return body.view(np.int64)
 
+    def _parts(self) -> tuple[int, int]:
+        """Where the dense values and the rows begin, of which nothing that lies before may be missing."""
+        key_bytes, n_dense = self.key_bytes, self.n_dense
+        dense_at = HEADER_BYTES + padded(key_bytes)
+        rows_at = dense_at + padded(4 * n_dense)
+        if key_bytes < 0 or n_dense < 0 or rows_at > len(self.data):
+            raise self.torn(f"{key_bytes} bytes of keys and {n_dense} dense values in {len(self.data)} bytes")
+        return dense_at, rows_at
+
     def keys(self) -> np.ndarray:
         """uint64[n] ascending."""
-        n, key_bytes = self.n, self.key_bytes
-        if n < 0 or key_bytes < 0 or HEADER_BYTES + key_bytes > len(self.data) or n > max(key_bytes, 0):
-            raise self.torn(f"{n} keys in {key_bytes} bytes")
-        if n == 0:
+        self._parts()
+        n, end = self.n, HEADER_BYTES + self.key_bytes
+        if n == 0 and end == HEADER_BYTES:
             return NO_KEYS
         try:
-            return decode_keys(self.data[HEADER_BYTES : HEADER_BYTES + key_bytes], n)
+            return decode_keys(self.data[HEADER_BYTES:end], n)
         except ValueError as error:
             raise self.torn(str(error)) from None
 
     def dense(self) -> np.ndarray:
         """float32[n_dense] (a view)."""
-        start = HEADER_BYTES + padded(self.key_bytes)
-        end = start + 4 * self.n_dense
-        if self.n_dense < 0 or end > len(self.data):
-            raise self.torn(f"{self.n_dense} dense values")
-        return self.data[start:end].view(np.float32)
+        start, _ = self._parts()
+        return self.data[start : start + 4 * self.n_dense].view(np.float32)
 
     def row_bytes(self) -> np.ndarray:
         """uint8[m]: the coded rows (a view)."""
-        start = HEADER_BYTES + padded(self.key_bytes) + padded(4 * self.n_dense)
-        if start > len(self.data):
-            raise self.torn("it ends before its rows")
-        return self.data[start:]
+        return self.data[self._parts()[1] :]

@@ -184,7 +184,9 @@ class RingOptions:
 class PsOptions:
     """The parameter server: rank 0 is the Master, ranks 1 to `servers` keep parameters, the rest learn."""
 
-    servers: int = option(1, "ranks that keep parameters", range=Range(1, 4096))
+    servers: int | None = option(
+        None, "ranks that keep parameters (default: a quarter of the ranks, at least 1)", range=Range(1, 4096)
+    )
     consistency: str = option(
         "bsp",
         "bsp: exact, as one process; ssp: parameters at most `staleness` clocks old; asp: as they are",

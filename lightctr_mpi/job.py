@@ -14,6 +14,7 @@ import numpy as np
 from . import checkpoint, options, report
 from .bound import BoundRoles, BoundRows
 from .checkpoint import Checkpoint, ModelMeta, history_columns
+from .choosemode import choose_mode
 from .comm import agreed, any_rank, bcast_object
 from .config import Run
 from .errors import Stopped, UserError
@@ -67,7 +68,7 @@ class Job:
         train, valid, test = (self._rows(role) for role in ("train", "valid", "test"))
         if train is None or not train.n_rows:
             raise UserError(f"{', '.join(self.run.data.train)}: no rows to train on")
-        self.run = run = settle_for(self.data.run, train.n_rows)
+        run = settle_for(self.data.run, train.n_rows, self.world.size)
         progress, history = position(source, self.folder)
         if source is not None and not progress.best_epoch and progress.epoch >= (run.train.epochs or 0):
             raise UserError(
@@ -76,6 +77,11 @@ class Job:
             )
         keys, fields = dictionaries(run.model.name, train, source)
         n_fields = 0 if fields is None else len(fields)
+        if run.mode == "auto":
+            mode, why = choose_mode(run, self.world, train, len(keys), n_fields)
+            run = dataclasses.replace(run, mode=mode)
+            self.news.note(f"mode {mode}: {why}")
+        self.run = run
         place = make_store(
             run, self.world, keys, n_fields, self.news.note, self._stop_asked, self.folder.path
         )

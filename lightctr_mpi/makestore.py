@@ -60,7 +60,7 @@ def _estimate(run: Run, model: Model, optimizer: Optimizer, n_keys: int, ranks: 
     """How large the model becomes, before its memory is taken."""
     numbers = n_keys * sum(math.prod(tail) for _, _, tail in model.parts()) + model.bias
     if run.mode == "ps":
-        size, where = memory_of(model, optimizer, -(-n_keys // run.ps.servers)), " on each server"
+        size, where = memory_of(model, optimizer, -(-n_keys // (run.ps.servers or 1))), " on each server"
     else:
         size, where = memory_of(model, optimizer, n_keys, ranks), " on each rank" if ranks > 1 else ""
     return (

@@ -10,17 +10,18 @@ from .errors import UserError
 
 
 def settle(run: Run, ranks: int) -> Run:
-    """Fill in what can be known before the data is read.
+    """Fill in what can be known before the data is read; mode auto on several ranks waits for that.
 
     Raises UserError for combinations that make no sense on this number of ranks.
     """
     if not run.data.train:
         raise UserError("no training data: give --data.train FILE (or train.toml with [data] train = ...)")
     mode = run.mode
-    if mode == "auto":
-        mode = "ring" if ranks > 1 else "single"
+    if mode == "auto" and ranks == 1:
+        mode = "single"
+    servers = run.ps.servers or max(1, ranks // 4)
     if mode == "ps":
-        check_ranks(ranks, run.ps.servers)
+        check_ranks(ranks, servers)
     if mode == "single" and ranks > 1:
         raise UserError(f"mode single is for one rank, mpirun has started {ranks}: use --mode ring")
     sync = run.train.sync
@@ -38,6 +39,7 @@ def settle(run: Run, ranks: int) -> Run:
         run,
         mode=mode,
         out=run.out or f"runs/{run.model.name}",
+        ps=dataclasses.replace(run.ps, servers=servers),
         train=dataclasses.replace(run.train, sync=sync, monitor=monitor),
     )
 
@@ -52,11 +54,14 @@ def check_ranks(ranks: int, servers: int) -> None:
         )
 
 
-def settle_for(run: Run, n_rows: int) -> Run:
+def settle_for(run: Run, n_rows: int, ranks: int = 1) -> Run:
     """Fill in what depends on the data."""
     model = defaults.model(run.model)
     batch_size = run.train.batch_size or default_batch(n_rows)
     rows_of_step = 1 if run.train.sync == "none" else batch_size
+    if run.mode == "ps" and run.ps.consistency != "bsp":  # each worker's share is a step of its own
+        assert run.ps.servers is not None
+        rows_of_step = max(1, batch_size // (ranks - 1 - run.ps.servers))
     optimizer = defaults.optimizer(run.optimizer, run.model.name, rows_of_step)
     stops_by_itself = bool(run.data.valid) and run.train.patience > 0
     epochs = run.train.epochs or (30 if stops_by_itself else 5)

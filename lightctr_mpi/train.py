@@ -111,10 +111,11 @@ class Fit:
             progress.rows_done += len(rows)
             self._count(sums)
             seconds = time.perf_counter() - started
-            mean = progress.loss / progress.weight if progress.weight else 0.0
-            self.report.progress(
-                progress.epoch + 1, progress.rows_done, self.train.n_rows, mean, seconds, already
-            )
+            if progress.weight:
+                mean = progress.loss / progress.weight
+                self.report.progress(
+                    progress.epoch + 1, progress.rows_done, self.train.n_rows, mean, seconds, already
+                )
             if sums.stop:
                 break
         last = self.store.finish()

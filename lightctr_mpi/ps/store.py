@@ -48,7 +48,7 @@ class ParameterServer:
         folder: Path,
     ):
         self._all, self.model, self.optimizer, self.keys, self.run_options = comm, model, optimizer, keys, run
-        self.roles = split(comm, host, run.ps.servers)
+        self.roles = split(comm, host, run.ps.servers or 1)
         self.mail = Mail(self.roles.mail, status)
         self.note, self.stop, self.folder = note, stop, folder
 

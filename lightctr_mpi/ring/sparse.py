@@ -41,12 +41,27 @@ def exchange_by_owner(
     all_rows = scratch.array("rows", (int(offsets[-1]), rows.shape[1]), rows.dtype)
     exchange_into(comm, [keys[p] for p in parts], all_keys, offsets)
     exchange_into(comm, [rows[p] for p in parts], all_rows, offsets)
+    return add_by_owner(all_keys, all_rows, bounds, rank, scratch)
+
+
+def add_by_owner(
+    keys: np.ndarray, rows: np.ndarray, bounds: np.ndarray, rank: int, scratch: Scratch
+) -> tuple[np.ndarray, np.ndarray]:
+    """Add the rows of equal keys, all owned by this rank, in the order in which they stand.
+
+    Args:
+        keys: int32[n] in [bounds[rank], bounds[rank + 1]), from which bounds[rank] is taken in place.
+        rows: float32[n, D]; other arguments as in `exchange_by_owner`.
+
+    Returns:
+        keys int32[m] ascending and unique, sums float32[m, D], valid until the next call.
+    """
     first = int(bounds[rank])
-    all_keys -= np.int32(first)
-    unique, local = localize(all_keys, scratch.full("places", int(bounds[rank + 1]) - first, np.int32, -1))
+    keys -= np.int32(first)
+    unique, local = localize(keys, scratch.full("places", int(bounds[rank + 1]) - first, np.int32, -1))
     sums = scratch.array("sums", (len(unique), rows.shape[1]), rows.dtype)
     sums.fill(0)
-    scatter_add_rows(sums, local, all_rows)  # walks the rows as they lie, which is in rank order
+    scatter_add_rows(sums, local, rows)
     unique += np.int32(first)
     return unique, sums
 

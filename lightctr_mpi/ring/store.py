@@ -8,7 +8,9 @@ travel depends on their size, which all ranks know, so that all take the same wa
     few pairs        key and row pairs, from everyone to everyone
     more pairs       key and row pairs, to their owners only
     many pairs       the whole table by reduce-scatter round the ring
+    with a codec     key and row pairs, to their owners only, in fewer bytes (ring/packed.py)
 
+Moved rows always come back as they are, so that all ranks have the same bits.
 Sums are taken in an order that depends on the number of ranks only: equal runs give equal bits.
 """
 
@@ -27,6 +29,7 @@ from ..shard import Shard
 from ..stores import Gradient, Replica, StepSums
 from .allgather import all_gather
 from .fusion import Fused
+from .packed import Packed
 from .reduce_scatter import reduce_scatter
 from .segments import Scratch, segments
 from .sparse import all_gather_rows, exchange_by_owner
@@ -60,11 +63,21 @@ class Ring(Replica):
         self._dense_above = options.dense_above
         self._table: np.ndarray | None = None
         self._fused: Fused | None = None
+        self._packed: Packed | None = None
         table = 4 * len(keys) * model.width
-        if table * self.size <= FUSED_BYTES:
+        if options.codec != "float32" or options.top_k < 1:
+            self._packed = Packed(comm, options, model.width, bounds, self._arrays)
+        elif table * self.size <= FUSED_BYTES:
             self._fused = Fused(np.uint8).layout({"header": (8 * HEADER,), "table": (table,)})
 
+    @property
+    def saturated(self) -> int:
+        """Values of gradients of this rank that the codec had to clip."""
+        return 0 if self._packed is None else self._packed.codec.saturated
+
     def push(self, gradient: Gradient) -> StepSums:
+        if self._packed is not None:
+            return self._push_packed(gradient, self._packed)
         if self._fused is not None:
             return self._push_fused(gradient, self._fused)
         sums, dbias, counts = _read(self._exchange_headers(gradient))
@@ -139,11 +152,37 @@ class Ring(Replica):
 
     def _push_sparse(self, gradient: Gradient, dbias: float, samples: float) -> None:
         """Key and row pairs: each to its owner, who adds them in rank order; moved rows to everyone."""
-        shard = self.shard
         ids, summed = exchange_by_owner(self.comm, gradient.ids, gradient.rows, self.bounds, self._arrays)
+        self._apply_owned(ids, summed, dbias, samples)
+
+    def _apply_owned(self, ids: np.ndarray, summed: np.ndarray, dbias: float, samples: float) -> None:
+        """Move owned rows by the sums of their gradients (float32[len(ids), width]); weights to everyone."""
+        shard = self.shard
         shard.apply(ids, summed, dbias, samples)
         all_ids, moved = all_gather_rows(self.comm, ids, shard.rows[ids], self._arrays)
         sparse.scatter_set_rows(shard.rows, all_ids, moved)
+
+    def _push_packed(self, gradient: Gradient, packed: Packed) -> StepSums:
+        """As `_push_sparse`, through the codec.
+
+        Where the optimizer averages a batch, that is done first: what is kept back may be applied with a
+        batch of another size.
+        """
+        sums, dbias, _ = _read(self._exchange_headers(gradient))
+        scale = self.shard.optimizer.scale(sums.weight)
+        if scale != 1.0:
+            np.multiply(gradient.rows, np.float32(scale), out=gradient.rows)
+        ids, summed = packed.exchange(gradient.ids, gradient.rows)
+        self._apply_owned(ids, summed, scale * dbias, 1.0)
+        return sums
+
+    def finish(self) -> StepSums:
+        """Apply, as one step, all that the ranks have kept back; all of them call it. Nothing is, then."""
+        if self._packed is not None:
+            ids, rows = self._packed.drain()
+            ids, summed = exchange_by_owner(self.comm, ids, rows, self.bounds, self._arrays)
+            self._apply_owned(ids, summed, 0.0, 1.0)
+        return StepSums()
 
 
 def _header(gradient: Gradient) -> np.ndarray:

@@ -133,11 +133,11 @@ class Master:
         """Drop keys that went out of use, if asked for; returns keys, traffic and mishaps of the epoch."""
         self._ask_servers(lambda _: compose_json(Kind.EVICT, {"epoch": epoch}))
         totals: dict[str, int] = {"ps_refused": self.leases.refused, "ps_passed_on": self.leases.passed_on}
-        for name in ("sent", "received", "homeless", "evicted", "saturated", "uncorrected"):
+        for name in ("sent", "received", "unadmitted", "homeless", "evicted", "saturated", "uncorrected"):
             totals[f"ps_{name}"] = sum(figures[name] for figures in self._settled.values())
         new = {name: total - self._before.get(name, 0) for name, total in totals.items()}
         self._before = totals
-        for name in ("keys", "bytes", "waiting_keys"):
+        for name in ("keys", "bytes"):
             new[f"ps_{name}"] = sum(figures[name] for figures in self._settled.values())
         return new
 

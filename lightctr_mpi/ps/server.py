@@ -251,7 +251,7 @@ class Server:
             "dense_state": self.dense.state.tolist(),
             "sent": self.mail.sent,
             "received": self.mail.received,
-            "waiting_keys": table.refused_sightings,
+            "unadmitted": table.refused_sightings,
             "evicted": table.evicted,
             "homeless": self._homeless,
             "saturated": self._pull_codec.saturated + self._push_codec.saturated,
@@ -287,7 +287,7 @@ class Server:
     def _on_evict(self, message: Message) -> None:
         """An epoch has ended: keys that went out of use go, if that is asked for."""
         epoch = message.json()["epoch"]
-        if self.options.evict_age:
-            self.table.evict(epoch, self.options.evict_age, self.options.evict_hits)
         self.table.touch(epoch + 1)
+        if self.options.evict_age:  # not seen for one epoch: before the one that has ended
+            self.table.evict(epoch + 1, self.options.evict_age, self.options.evict_hits)
         self._tell()

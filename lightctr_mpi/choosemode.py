@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
 from . import models, optim
@@ -29,15 +31,14 @@ def choose_mode(run: Run, world: World, train: RowStore, n_keys: int, n_fields: 
     mine = np.array([free, -touched], np.int64)
     free, touched = (abs(int(value)) for value in allreduce(world.comm, mine, np.minimum))
     fits = f"{size_text(replica)} of model on each rank, {size_text(free)} of memory for it"
-    step = (
-        f"a step touches {touched / max(n_keys, 1):.0%} of the keys, {size_text(4 * touched * model.width)}"
-    )
+    size = 4 * touched * model.width
+    step = f"a step touches {touched / max(n_keys, 1):.0%} of the keys, {size_text(size)}"
     servers = run.ps.servers or 1
     if world.size < servers + 2 or run.train.sync == "none":
         return "ring", f"{world.size} ranks are too few for Master, {servers} servers and workers"
     if replica > FITS * free:
         return "ps", f"{fits}: too much"
-    sparse = touched < SPARSE * n_keys and 4 * touched * model.width > STEP_BYTES
+    sparse = touched < SPARSE * n_keys and size > STEP_BYTES
     if sparse and world.size - 1 - servers >= 2:
         return "ps", f"{step}: too much to send to all ranks"
     return "ring", f"{fits}; {step}"
@@ -48,7 +49,8 @@ def _free_memory() -> int:
     free = 1 << 62
     for path, name in (("/proc/meminfo", "MemAvailable:"), ("/sys/fs/cgroup/memory.max", "")):
         try:
-            words = next(line for line in open(path) if line.startswith(name)).split()
+            lines = Path(path).read_text().splitlines()
+            words = next(line for line in lines if line.startswith(name)).split()
         except (OSError, StopIteration):
             continue
         if words[-1] == "kB":

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 
@@ -143,10 +144,16 @@ def test_every_option_can_be_set_by_every_source(job):
                 option.kind, "1"
             )
             text = "3" if text == "1" and option.default == 1 else text
-            text = "0.5" if key in ("optimizer.init", "optimizer.beta") else text
+            halves = ("optimizer.init", "optimizer.beta", "ring.top_k", "ps.top_k")
+            text = "0.5" if key in halves else "3:10" if key == "ps.slow" else text
         argv = [f"--{key}", text]
-        others = {"optimizer.alpha": "ftrl", "optimizer.beta": "ftrl", "train.monitor": "adagrad"}
-        extra = ["--optimizer.name", others.get(key, "adagrad"), "--data.valid", "v"] if key in others else []
+        extra = {
+            "optimizer.alpha": ["--optimizer.name", "ftrl"],
+            "optimizer.beta": ["--optimizer.name", "ftrl"],
+            "train.monitor": ["--data.valid", "v"],
+            "ps.delay": ["--ps.consistency", "asp"],
+            "ps.evict_hits": ["--ps.evict_age", "2"],
+        }.get(key, [])
         by_flag = run_of(*argv, *extra)
         assert by_flag != run_of(*extra), key
         assert run_of(*extra, **{option.variable: text}) == by_flag
@@ -157,6 +164,22 @@ def test_every_option_can_be_set_by_every_source(job):
 
 
 # --- errors ---
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        ("--ps.delay constant", "ps.delay = constant corrects late gradients"),
+        ("--ps.evict_hits 3", "spares keys from ps.evict_age, which is 0"),
+        ("--ps.slow 3", "ps.slow = 3: expected RANK:FACTOR"),
+        ("--ps.slow 3:0", "ps.slow = 3:0: expected RANK:FACTOR"),
+        ("--ps.top_k 0", "ps.top_k = 0"),
+    ],
+)
+def test_options_of_the_parameter_server_that_contradict_each_other(argv, says):
+    with pytest.raises(UserError, match=re.escape(says)):
+        run_of(*argv.split())
+
 
 
 @pytest.mark.parametrize(
@@ -394,6 +417,10 @@ def runs(draw):
     if flat["train.monitor"].endswith("logloss"):
         flat["model.loss"] = "logistic"
     flat["data.valid"] = flat["data.valid"] or ("v",)
+    if flat["ps.delay"] != "none":
+        flat["ps.consistency"] = "asp"
+    flat["ps.evict_age"] = flat["ps.evict_age"] or int(flat["ps.evict_hits"] > 0)
+    flat["ps.slow"] = draw(st.just("") | st.builds("{}:{}".format, st.integers(0, 9), st.integers(1, 9)))
     run = Run(**{key: value for key, value in flat.items() if "." not in key})
     for section in {option.section for option in OPTIONS.values()} - {""}:
         part = {o.name: flat[o.key] for o in OPTIONS.values() if o.section == section}

@@ -45,7 +45,9 @@ export LIGHTCTR_CACHE_DIR=${LIGHTCTR_CACHE_DIR:-/tmp/lightctr_mpi-$(id -u)}
 # nodes, so they lie on a shared file system.
 
 # ---- from here on nothing needs a change
-say() { printf 'ring.sh, job %s, start %d, %(%T)T: %s\n' "$job" $((restarts + 1)) -1 "$*"; }
+MODE=${MODE:-ring} # ps.sh sets it, and what belongs to it, before it reads this file
+MODE_OPTIONS=("${MODE_OPTIONS[@]}")
+say() { printf "$MODE.sh, job %s, start %d, %(%T)T: %s\n" "$job" $((restarts + 1)) -1 "$*"; }
 
 : "${SLURM_JOB_ID:?is not set: submit this script with sbatch}"
 # Not SLURM_JOB_ID for an array task: that of the last one is also the number of the whole array.
@@ -79,7 +81,7 @@ for ((i = 0; i < ${#options[@]}; i++)); do # a run folder of the user's own
     esac
 done
 if [[ ! $out ]]; then
-    out=runs/${SLURM_JOB_NAME:-ring}-$job
+    out=runs/${SLURM_JOB_NAME:-$MODE}-$job
 elif [[ ${SLURM_ARRAY_TASK_ID:-} ]]; then
     out+=_$SLURM_ARRAY_TASK_ID # one folder for each task
 fi
@@ -101,8 +103,8 @@ trap 'interrupted=1; warned=1; say "USR1: saving"; [[ $pid ]] && kill -USR1 "$pi
 trap 'interrupted=1; ended=1' TERM
 
 say "$LAUNCH on $SLURM_JOB_NODELIST, run folder $out"
-$LAUNCH python -m lightctr_mpi "${what[@]}" --mode ring --train.threads "${SLURM_CPUS_PER_TASK:-1}" \
-    --train.resume auto "${options[@]}" &
+$LAUNCH python -m lightctr_mpi "${what[@]}" --mode "$MODE" "${MODE_OPTIONS[@]}" \
+    --train.threads "${SLURM_CPUS_PER_TASK:-1}" --train.resume auto "${options[@]}" &
 pid=$!
 while :; do # a trapped signal ends wait early: the code counts when none came
     interrupted=0

@@ -1,4 +1,4 @@
-"""jobs/ring.sh outside Slurm: stand-ins for scontrol and squeue note what the script asks for, and do it."""
+"""The scripts in jobs/ outside Slurm: stand-ins for scontrol and squeue note what is asked for, and do it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import launch
 import pytest
@@ -45,6 +46,7 @@ class Slurm:
         tools, venv = folder / "tools", folder / "venv" / "bin"
         tools.mkdir()
         venv.mkdir(parents=True)
+        (folder / "jobs").symlink_to(JOBS)
         for name, text in (("scontrol", SCONTROL), ("squeue", SQUEUE), ("program", PROGRAM)):
             (tools / name).write_text(text)
             (tools / name).chmod(0o755)
@@ -60,13 +62,13 @@ class Slurm:
             "SLURM_JOB_NODELIST": "n1",
         }
 
-    def start(self, *arguments: object, **variables: object) -> subprocess.Popen:
+    def start(self, *arguments: object, job: str = "ring.sh", **variables: object) -> subprocess.Popen:
         extra = {name: str(value) for name, value in variables.items()}
-        script = launch.start("bash", JOBS / "ring.sh", *arguments, env=self.environment | extra)
+        script = launch.start("bash", JOBS / job, *arguments, env=self.environment | extra)
         self.scripts.append(script)
         return script
 
-    def run(self, *arguments: object, **variables: object) -> subprocess.CompletedProcess:
+    def run(self, *arguments: object, **variables: Any) -> subprocess.CompletedProcess:
         return launch.finish(self.start(*arguments, **variables), timeout=300)
 
     def lines(self, name: str) -> list[str]:
@@ -107,10 +109,9 @@ def test_syntax(script):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_directives_on_which_resuming_relies():
-    directives = [
-        line.split()[1] for line in (JOBS / "ring.sh").read_text().splitlines() if line.startswith("#SBATCH")
-    ]
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_directives_on_which_resuming_relies(script):
+    directives = [line.split()[1] for line in script.read_text().splitlines() if line.startswith("#SBATCH")]
     assert {"--requeue", "--open-mode=append", "--signal=B:USR1@120"} <= set(directives)
 
 
@@ -123,6 +124,35 @@ def test_a_finished_run_is_not_requeued(slurm):
     ours = ["--mode", "ring", "--train.threads", "2", "--train.resume", "auto"]
     place = ["--out", "runs/ring-7"]
     assert slurm.words == ["python", "-m", "lightctr_mpi", "train", *ours, "job.toml", "--seed", "3", *place]
+
+
+@pytest.mark.parametrize(
+    ("variables", "servers"),
+    [
+        ({"SLURM_JOB_NUM_NODES": 3, "SLURM_NTASKS": 12}, 3),  # one on each node
+        ({"SLURM_JOB_NUM_NODES": 2, "SLURM_NTASKS": 3}, 1),  # a worker is needed too
+        ({"SLURM_JOB_NUM_NODES": 3, "SLURM_NTASKS": 12, "PS_SERVERS": 5}, 5),
+    ],
+)
+def test_parameter_servers(slurm, variables, servers):
+    slurm.run("train", "job.toml", job="ps.sh", SLURM_JOB_NAME="ps", **variables)
+    ours = ["--mode", "ps", "--ps.servers", str(servers), "--train.threads", "1", "--train.resume", "auto"]
+    expected = ["python", "-m", "lightctr_mpi", "train", *ours, "job.toml", "--out", "runs/ps-7"]
+    assert slurm.words == expected
+    assert slurm.requeued == ["requeue 7"]
+
+
+@pytest.mark.parametrize(
+    ("version", "options"),
+    [("mpirun (Open MPI) 5.0.11", "--map-by node"), ("HYDRA build details:", "-ppn 1")],
+)
+def test_ranks_are_dealt_to_the_nodes_in_turn(slurm, version, options):
+    mpirun = slurm.folder / "venv" / "bin" / "mpirun"
+    mpirun.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo "{version}" && exit\nexec program "$@"\n')
+    mpirun.chmod(0o755)
+    (slurm.folder / "venv" / "bin" / "activate").write_text(f'PATH={mpirun.parent}:"$PATH"\n')
+    slurm.run("train", job="ps.sh", LAUNCH="", SLURM_NTASKS=8)
+    assert slurm.words[:8] == ["-n", "8", *options.split(), "python", "-m", "lightctr_mpi", "train"]
 
 
 def test_without_a_command_the_sample_job_runs(slurm):

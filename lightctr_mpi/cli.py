@@ -116,10 +116,11 @@ def _inspect(argv: Sequence[str]) -> int:
     parser.add_argument("model", help="model file")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument("--export", metavar="FILE", help="write the parameters as text (docs/checkpoint.md)")
+    parser.add_argument("--merge", metavar="FILE", help="write a model that lies in shards as one file")
     args = parser.parse_args(list(argv))
     from .commands import inspect
 
-    return inspect(args.model, as_json=args.json, export=args.export)
+    return inspect(args.model, as_json=args.json, export=args.export, merge=args.merge)
 
 
 def _convert(argv: Sequence[str]) -> int:

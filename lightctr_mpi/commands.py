@@ -56,8 +56,8 @@ def _nothing(*_: object) -> None:
     return None
 
 
-def inspect(model: str, *, as_json: bool, export: str | None) -> int:
-    """Describe a model file; with `export`, also write the parameters as text."""
+def inspect(model: str, *, as_json: bool, export: str | None, merge: str | None = None) -> int:
+    """Describe a model; also write its parameters as text (`export`) or all of it as one file (`merge`)."""
     from .checkpoint import describe as describing
 
     info = describing.describe(model)
@@ -67,4 +67,9 @@ def inspect(model: str, *, as_json: bool, export: str | None) -> int:
 
         spare_inputs(export, [model])
         export_text(model, export)
+    if merge is not None:
+        from . import checkpoint
+
+        spare_inputs(merge, [model])
+        checkpoint.merge(model, merge)
     return 0

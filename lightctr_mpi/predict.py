@@ -38,23 +38,28 @@ class Scorer:
     """The weights of a model file, ready to score.
 
     Attributes:
-        model: the model; keys uint64[n], fields int32[F] or None: what it knows.
-        rows: float32[n, width]; bias: float32[1].
+        model: the model; keys uint64[n], fields int32[F] or None: what it knows, ascending.
+        rows: float32[n, width], row i for keys[i]; bias: float32[1].
     """
 
     def __init__(self, source: Checkpoint):
         meta = source.meta
         names = {f.name for f in dataclasses.fields(ModelOptions)}
         self.options = ModelOptions(**{k: v for k, v in meta.model.items() if k in names})
-        self.keys = source.keys
+        order = source.order
+        self.keys = source.keys if order is None else source.keys[order]
         self.fields = source.field_keys
         n_fields = 0 if self.fields is None else len(self.fields)
         self.model = models.build(self.options, n_fields, self.options.loss)
         self.rows = alloc_rows(len(self.keys), self.model.width)
         self.bias = np.zeros(1, np.float32)
+        place = np.empty(0, np.int64) if order is None else np.empty_like(order)
+        if order is not None:
+            place[order] = np.arange(len(order))
         for name, columns, _ in self.model.parts():
             for a, b, values in source.pieces(f"parameters/{name}"):
-                self.rows[a:b, columns] = values.reshape(b - a, -1)
+                rows = slice(a, b) if order is None else place[a:b]
+                self.rows[rows, columns] = values.reshape(b - a, -1)
         if self.model.bias:
             self.bias[:] = source.read("parameters/bias")
 

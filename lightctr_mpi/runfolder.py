@@ -9,14 +9,15 @@ from pathlib import Path
 from .errors import UserError
 
 PREVIOUS = "previous"
-OURS = ("model.h5", "metrics.jsonl", "config.toml", "checkpoints")
+OURS = ("model.h5", "model.shards", "metrics.jsonl", "config.toml", "checkpoints")
 
 
 class RunFolder:
     """Paths of a run.
 
-    model.h5 is the best model so far, config.toml the resolved configuration, metrics.jsonl one object per
-    epoch, checkpoints/ the newest states to continue from, previous/ the run that was here before.
+    model.h5 is the best model so far (with its shards, if any, in model.shards/), config.toml the resolved
+    configuration, metrics.jsonl one object per epoch, checkpoints/ the newest states to continue from,
+    previous/ the run that was here before.
     """
 
     def __init__(self, path: str | Path):

@@ -177,9 +177,9 @@ def test_missing_empty_and_foreign_files(tmp_path):
 
 def test_newer_schema_is_refused_by_its_number(fm):
     with h5py.File(fm, "r+") as file:
-        file.attrs["schema_version"] = 2
+        file.attrs["schema_version"] = 3
         file.attrs["program_version"] = "9.8"
-    refuse(fm, "schema version 2", "9.8", "up to 1")
+    refuse(fm, "schema version 3", "9.8", "up to 2")
 
 
 def test_truncated_at_any_length(fm):
@@ -426,8 +426,11 @@ def test_publish_links_and_replaces(tmp_path, monkeypatch):
     with checkpoint.open(model) as opened:
         assert opened.meta.progress["step"] == 3 and not model.samefile(first)
     assert sorted(os.listdir(tmp_path)) == ["checkpoints", "model.h5"]
-    with pytest.raises(UserError, match="cannot write"):
+    with pytest.raises(UserError, match="cannot read model .*none.h5: No such file"):
         checkpoint.publish(folder / "none.h5", model)
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot write .*model.h5: "):
+        checkpoint.publish(first, tmp_path / "file" / "model.h5")
 
 
 # --- for people --------------------------------------------------------------------------------------------

@@ -20,6 +20,34 @@ def crc32(data: Any, value: int = 0) -> int:
     return zlib.crc32(data, value)
 
 
+def crc32_joined(first: int, second: int, length: int) -> int:
+    """CRC-32 of two stretches of bytes in a row from the CRC-32 of each and the length of the second.
+
+    A CRC is linear over GF(2): behind the first stretch, `length` zero bytes multiply its remainder by
+    x^(8 length) modulo the polynomial of the CRC (the conditioning of both ends cancels).
+    """
+    power, factor, exponent = _ONE, _ONE >> 1, 8 * length
+    while exponent:
+        if exponent & 1:
+            power = _times(power, factor)
+        factor, exponent = _times(factor, factor), exponent >> 1
+    return _times(power, first) ^ second
+
+
+# Polynomials over GF(2) of degree below 32, x^0 in the highest bit, as CRC-32 has them.
+_ONE, _CRC_POLYNOMIAL = 1 << 31, 0xEDB88320
+
+
+def _times(a: int, b: int) -> int:
+    """The product of two polynomials modulo that of the CRC."""
+    product = 0
+    for bit in range(31, -1, -1):
+        if a >> bit & 1:
+            product ^= b
+        b = b >> 1 ^ (_CRC_POLYNOMIAL if b & 1 else 0)
+    return product
+
+
 def attributes_crc32(values: Mapping[str, Any]) -> int:
     """CRC-32 of a dictionary as compact JSON with sorted keys; floats as their shortest exact decimals."""
     return crc32(json.dumps(values, sort_keys=True, separators=(",", ":")).encode())

@@ -15,7 +15,9 @@ from ..config import Run
 from ..report import size_text
 from . import schema
 from .attributes import plain
-from .read import Checkpoint, open_checkpoint
+from .opening import open_checkpoint
+from .read import Checkpoint
+from .sharded import Sharded
 
 LARGEST = 10
 EPOCHS_SHOWN = 20
@@ -24,8 +26,9 @@ EPOCHS_SHOWN = 20
 def describe(path: str | os.PathLike) -> dict[str, Any]:
     """All about a model but its arrays, ready for JSON (undefined and non-finite numbers are None).
 
-    Keys: file, bytes, schema_version, program_version, created, keys, fields, model, reader, hashing_seed,
-    optimizer, progress, config (settings that differ from the defaults), history (a list of epochs),
+    Keys: file, bytes (shards included), shards (file, keys and bytes of each; none: one file),
+    schema_version, program_version, created, keys, fields, model, reader, hashing_seed, optimizer,
+    progress, config (settings that differ from the defaults), history (a list of epochs),
     parameters and state (array name -> shape, bytes, norm, min, max, nonfinite), largest_linear (key and
     weight).
 
@@ -42,7 +45,8 @@ def describe(path: str | os.PathLike) -> dict[str, Any]:
         return _finite(
             {
                 "file": os.fspath(path),
-                "bytes": os.path.getsize(path),
+                "bytes": sum(os.path.getsize(file) for file in checkpoint.files),
+                "shards": _shards(checkpoint),
                 "schema_version": checkpoint.schema_version,
                 "program_version": checkpoint.program_version,
                 "created": checkpoint.created,
@@ -60,6 +64,13 @@ def describe(path: str | os.PathLike) -> dict[str, Any]:
                 "largest_linear": _largest_linear(checkpoint),
             }
         )
+
+
+def _shards(checkpoint: Checkpoint) -> list[dict[str, Any]]:
+    if not isinstance(checkpoint, Sharded):
+        return []
+    files = zip(checkpoint.shards, checkpoint.entries, strict=True)
+    return [{"file": shard.path, "keys": entry.keys, "bytes": entry.bytes} for shard, entry in files]
 
 
 def non_defaults(config_toml: str) -> dict[str, Any]:
@@ -117,7 +128,7 @@ def _largest_linear(checkpoint: Checkpoint) -> list[dict[str, Any]]:
     for a, b, piece in checkpoint.pieces("parameters/linear"):
         at = np.concatenate([best, np.arange(a, b)])
         all_values = np.concatenate([values, piece])
-        top = np.argsort(-np.abs(all_values), kind="stable")[:LARGEST]
+        top = np.lexsort((keys[at], -np.abs(all_values)))[:LARGEST]
         best, values = at[top], all_values[top]
     return [{"key": int(keys[i]), "weight": float(w)} for i, w in zip(best, values, strict=True)]
 
@@ -125,9 +136,10 @@ def _largest_linear(checkpoint: Checkpoint) -> list[dict[str, Any]]:
 def as_text(info: Mapping[str, Any]) -> str:
     """The dictionary of `describe` for people."""
     fields = "" if info["fields"] is None else f", {info['fields']:,} fields"
+    shards = f" in {len(info['shards'])} shards and a file of their own" if info["shards"] else ""
     lines = [
         f"{info['file']}: {info['model'].get('name', 'model')}, {info['keys']:,} features{fields}, "
-        f"{size_text(info['bytes'])}",
+        f"{size_text(info['bytes'])}{shards}",
         f"written by lightctr_mpi {info['program_version']} at {info['created'][:19]} UTC, "
         f"schema {info['schema_version']}",
     ]

@@ -7,7 +7,8 @@ Format, one item a line:
     # fields 0 3 17                       numbers of the fields, in the order of the factors (if any)
     # bias -1.25                          parameters that have no key: name and values
     # columns key linear factors[39,4]    what the following lines hold
-    1024 0.0125 0.31 -0.02 ...            one feature: its key, then the values of each column, row-major
+    1024 0.0125 0.31 -0.02 ...            one feature: its key, then the values of each column, row-major;
+                                          keys ascend, also where those of the model do not
 
 Numbers have nine significant digits, which give back every float32 exactly. The state of the optimizer is
 left out: an imported model predicts and can be inspected, but training cannot go on from it.
@@ -24,7 +25,9 @@ from typing import TextIO
 import numpy as np
 
 from ..errors import DataError, UserError
-from .read import Checkpoint, open_checkpoint
+from .opening import open_checkpoint
+from .order import in_key_order
+from .read import Checkpoint
 from .schema import Layout, ModelMeta
 from .write import Chunk, partial_name, replace, sync, write
 
@@ -40,6 +43,7 @@ def export_text(model: str, path: str) -> None:
     path = os.path.abspath(path)
     partial = partial_name(path)
     with open_checkpoint(model) as checkpoint:
+        checkpoint.spare(path)
         try:
             with open(partial, "w", encoding="utf-8", newline="\n") as out:
                 _put_head(out, checkpoint)
@@ -91,13 +95,11 @@ def _put_head(out: TextIO, checkpoint: Checkpoint) -> None:
 
 
 def _put_rows(out: TextIO, checkpoint: Checkpoint) -> None:
-    layout, keys = checkpoint.layout, checkpoint.keys
-    line = "%d" + " %.9g" * _width(layout) + "\n"
-    for a in range(0, layout.n_keys, ROWS):
-        b = min(a + ROWS, layout.n_keys)
-        tables = [checkpoint.rows(f"parameters/{name}", a, b) for name, _ in layout.tables]
-        rows = np.concatenate([t.reshape(b - a, -1) for t in tables], axis=1).tolist()
-        out.write("".join(line % (key, *row) for key, row in zip(keys[a:b].tolist(), rows, strict=True)))
+    names = [f"parameters/{name}" for name, _ in checkpoint.layout.tables]
+    line = "%d" + " %.9g" * _width(checkpoint.layout) + "\n"
+    for a, b, keys, arrays in in_key_order(checkpoint, names, ROWS):
+        rows = np.concatenate([arrays[name].reshape(b - a, -1) for name in names], axis=1).tolist()
+        out.write("".join(line % (key, *row) for key, row in zip(keys.tolist(), rows, strict=True)))
 
 
 def _width(layout: Layout) -> int:

@@ -1,4 +1,4 @@
-"""Read a model file, and say what is wrong with one that cannot be used."""
+"""Read a model file, and say what is wrong with one that cannot be used (sharded.py reads several as one)."""
 
 from __future__ import annotations
 
@@ -14,59 +14,42 @@ import numpy as np
 from ..errors import UserError
 from . import schema
 from .attributes import crc32, get_attributes, plain
+from .hdf5 import explained, first_line
 from .schema import Layout, ModelMeta, Part
+from .shards import ShardId
 
 PIECE_BYTES = 16 << 20
 
 
-def open_checkpoint(path: str | os.PathLike, *, verify: bool = True) -> Checkpoint:
-    """Open a model file.
-
-    Structure, sizes and metadata are always checked. `verify` also reads every array once and compares its
-    checksum; a rank that shares the file with one that does so may leave it out.
-
-    Raises:
-        UserError: names the file and what is wrong: missing, not HDF5, truncated, not a model, written by a
-            newer schema, a dataset missing, of wrong shape or damaged.
-    """
-    checkpoint = Checkpoint(os.fspath(path))
-    if verify:
-        try:
-            checkpoint.verify()
-        except BaseException:
-            checkpoint.close()
-            raise
-    return checkpoint
-
-
 class Checkpoint:
-    """An open model file; use it in a `with` statement or call `close`.
+    """An open model file; use it in a `with` statement or call `close`. `open_checkpoint` makes it.
 
     Attributes:
         path: as given.
+        files: paths of all files that the model is made of.
         meta: configuration, model, optimizer, reader, progress, history.
         layout: sizes and names of the arrays.
         parts: every array by its name in the file ("parameters/linear") with shape, dtype and description.
         schema_version, program_version, created: who wrote the file and when (ISO 8601, UTC).
+        shard: (token, number, count) of a shard; None for a whole model.
     """
 
-    def __init__(self, path: str):
-        self.path = path
-        self._file = _open_file(path)
-        try:
-            with self._explained():
-                head = self._check_head()
-                self.schema_version: int = head["schema_version"]
-                self.program_version: str = head["program_version"]
-                self.created: str = head["created"]
-                self.layout = Layout.from_attributes(head)
-                self.parts = self.layout.parts()
-                self.meta = self._read_meta()
-                for name, part in self.parts.items():
-                    self._check_part(name, part)
-        except BaseException:
-            self.close()
-            raise
+    def __init__(self, path: str, file: h5py.File):
+        self.path, self._file = path, file
+        self.files = [path]
+        with explained(path):
+            self._head = self._check_head()
+            self.schema_version: int = self._head["schema_version"]
+            self.program_version: str = self._head["program_version"]
+            self.created: str = self._head["created"]
+            self.shard: ShardId | None = None
+            if "shard_number" in self._head:
+                self.shard = (self._head["token"], self._head["shard_number"], self._head["shard_count"])
+            self.layout = Layout.from_attributes(self._head)
+            self.parts = self.layout.parts()
+            self.meta = self._read_meta()
+            for name, part in self.parts.items():
+                self._check_part(name, part)
 
     @property
     def n_keys(self) -> int:
@@ -74,8 +57,13 @@ class Checkpoint:
 
     @cached_property
     def keys(self) -> np.ndarray:
-        """uint64[n_keys], ascending."""
+        """uint64[n_keys] in the order of the file: ascending, of a sharded model within each shard."""
         return self.read("features/keys")
+
+    @property
+    def order(self) -> np.ndarray | None:
+        """int64[n_keys]: the rows in ascending order of their keys; None where the file has that order."""
+        return None
 
     @cached_property
     def field_keys(self) -> np.ndarray | None:
@@ -84,14 +72,14 @@ class Checkpoint:
 
     def read(self, name: str) -> np.ndarray:
         """A whole array, its checksum compared. Raises UserError when it does not match."""
-        with self._explained():
+        with explained(self.path):
             array = self._dataset(name)[()]
             self._compare(name, crc32(array))
         return array
 
     def rows(self, name: str, a: int, b: int) -> np.ndarray:
         """Rows [a, b) of an array, as `verify` has checked it."""
-        with self._explained():
+        with explained(self.path):
             return self._dataset(name)[a:b]
 
     def pieces(self, name: str, piece_bytes: int = PIECE_BYTES) -> Iterator[tuple[int, int, np.ndarray]]:
@@ -112,6 +100,16 @@ class Checkpoint:
             for _ in self.pieces(name):
                 pass
 
+    def checksum(self, name: str) -> int:
+        """CRC-32 of an array as the file states it."""
+        with explained(self.path):
+            return int(self._dataset(name).attrs["crc32"])
+
+    def spare(self, path: str) -> None:
+        """Raises UserError when writing the file `path` would destroy a part of this model."""
+        if os.path.exists(path) and any(os.path.samefile(path, file) for file in self.files):
+            raise UserError(f"cannot write {path}: it is a part of the model {self.path}")
+
     def close(self) -> None:
         with contextlib.suppress(OSError, RuntimeError):
             self._file.close()
@@ -122,28 +120,12 @@ class Checkpoint:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Whatever h5py raises on a damaged file becomes one line that names the file."""
-        try:
-            yield
-        except (
-            OSError,
-            KeyError,
-            ValueError,
-            TypeError,
-            RuntimeError,
-            AttributeError,
-            OverflowError,
-        ) as error:
-            raise UserError(f"{self.path} is damaged: {_first_line(error)}") from error
-
     def _item(self, name: str, kind: type, called: str) -> Any:
         try:
             item = self._file[name]
         except KeyError as error:
             if "doesn't exist" not in str(error):
-                raise UserError(f"{self.path} is damaged at /{name}: {_first_line(error)}") from error
+                raise UserError(f"{self.path} is damaged at /{name}: {first_line(error)}") from error
             item = None
         if not isinstance(item, kind):
             raise UserError(f"{self.path} is not a complete model: {called} /{name} is missing")
@@ -161,11 +143,11 @@ class Checkpoint:
             what = f"it holds {found}" if isinstance(found, str) else "it was not written by this program"
             raise UserError(f"{self.path} is HDF5 but not a model: {what}")
         version = plain(self._file.attrs["schema_version"])
-        if type(version) is not int or version > schema.SCHEMA_VERSION:
+        if type(version) is not int or version > schema.SHARDED_VERSION:
             by = plain(self._file.attrs.get("program_version", "?"))
             raise UserError(
                 f"{self.path} has schema version {version} (written by lightctr_mpi {by}), "
-                f"this program reads up to {schema.SCHEMA_VERSION}: update it"
+                f"this program reads up to {schema.SHARDED_VERSION}: update it"
             )
         return get_attributes(self._file)
 
@@ -196,39 +178,5 @@ class Checkpoint:
             raise UserError(f"{self.path}: dataset /{name} has no checksum")
 
     def _compare(self, name: str, crc: int) -> None:
-        if crc != self._dataset(name).attrs["crc32"]:
+        if crc != self.checksum(name):
             raise UserError(f"{self.path} is damaged: checksum mismatch in dataset /{name}")
-
-
-def _open_file(path: str) -> h5py.File:
-    try:
-        size = os.stat(path).st_size
-        if os.path.isdir(path):
-            inside = os.path.join(path, "model.h5")
-            hint = f"; did you mean {inside}?" if os.path.exists(inside) else ""
-            raise UserError(f"cannot read model {path}: it is a folder{hint}")
-        with open(path, "rb"):
-            pass
-    except OSError as error:
-        raise UserError(f"cannot read model {path}: {error.strerror}") from None
-    if size == 0:
-        raise UserError(f"cannot read model {path}: the file is empty")
-    try:
-        if not h5py.is_hdf5(path):
-            raise UserError(f"{path} is not a model: it is not an HDF5 file")
-        # A finished file never changes in place, so no lock is needed (some network file systems have none).
-        return h5py.File(path, "r", locking=False)
-    except (OSError, RuntimeError) as error:
-        if "truncated" in str(error):
-            raise UserError(f"{path} is truncated: it ends after {size:,} bytes, {_missing(error)}") from None
-        raise UserError(f"{path} is damaged: {_first_line(error)}") from None
-
-
-def _missing(error: Exception) -> str:
-    """The size that a truncated file should have, taken from HDF5's message."""
-    stored = str(error).rpartition("stored_eof = ")[2].partition(")")[0].strip()
-    return f"{int(stored):,} were written" if stored.isdigit() else "more were written"
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().strip("\"'").partition("\n")[0] or type(error).__name__

@@ -15,6 +15,9 @@ from .attributes import plain
 
 FORMAT = "lightctr_mpi model"
 SCHEMA_VERSION = 1
+# A shard, or the file that makes one model of shards. A program that does not know shards must refuse both:
+# it would take the one for a whole model, and HDF5 would let it read fill values in place of lost shards.
+SHARDED_VERSION = 2
 
 GROUPS = {
     "model": "the model: its name and everything that decides how a prediction is computed",
@@ -71,13 +74,18 @@ class ModelMeta:
 
 @dataclass(frozen=True)
 class Part:
-    """One dataset of the file; `per_key` says that row i belongs to the i-th key and is written in chunks."""
+    """One dataset of the file; `per_key` says that it is a table of the keys, which is written in chunks."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
     dims: tuple[str, ...]
     description: str
     per_key: bool = False
+
+    @property
+    def by_key(self) -> bool:
+        """Whether row i belongs to the i-th key; of a sharded model these arrays lie in the shards."""
+        return self.dims[:1] == ("key",)
 
     @property
     def nbytes(self) -> int:

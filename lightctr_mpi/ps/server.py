@@ -50,15 +50,8 @@ class Server:
         self.options = run.ps
         self.circle = Circle(roles.n_servers)
         self.backups = Backups.of(run.ps, model.width, roles.n_workers)
-        self.table = KeyTable(
-            model,
-            optimizer,
-            run.seed,
-            extra=self.backups.extra(model.width),
-            expected=expected // roles.n_servers + 1,
-            admit_after=run.ps.admit_after,
-            track=run.ps.evict_age > 0,
-        )
+        self._expected = expected
+        self.table = self._empty_table()
         self.table.touch(1)
         bounds = dense_bounds(model, roles.n_servers)
         self.dense = Dense(optimizer, int(bounds[roles.number + 1] - bounds[roles.number]))
@@ -74,6 +67,18 @@ class Server:
         self._flushes = self._homeless = 0
         self._finite = True  # as of the last time that everything was taken in
         self._scratch = np.empty(0, np.int32)
+
+    def _empty_table(self) -> KeyTable:
+        options = self.options
+        return KeyTable(
+            self.model,
+            self.optimizer,
+            self.run.seed,
+            extra=self.backups.extra(self.model.width),
+            expected=self._expected // self.roles.n_servers + 1,
+            admit_after=options.admit_after,
+            track=options.evict_age > 0,
+        )
 
     def serve(self) -> None:
         """Until the Master ends it. Raises ProtocolError, and UserError for files that cannot be used."""
@@ -277,6 +282,7 @@ class Server:
         self.signs.beat(now=True)
         problem, asked = "", message.json()
         try:
+            self.table = self._empty_table()  # keys that the file lacks are to have no row
             self.table.touch(asked["epoch"] + 1)
             load_shard(self, asked["path"], asked["with_state"])
         except Exception as error:

@@ -25,6 +25,7 @@ from .optim.base import Optimizer
 from .ps import warm as ps_warm
 from .readers.base import LabelRule
 from .readers.source import Source
+from .ring import packed
 from .rowstore import Remap, RowStore, convert
 from .shard import Shard
 from .stores import Replica, Sequential
@@ -76,6 +77,10 @@ def warm_training(model: Model, optimizer: Optimizer, run: Run, note: Note | Non
     penalties = optimizer.penalty
     mark += f"-{int(penalties[1] != 0)}{int(model.bias)}{int(model.linear)}{int(run.train.shuffle)}-{model.k}"
     _once(mark, lambda: _train(model, optimizer, run), f"trains {model.name}", note)
+    ring = run.ring
+    if run.mode == "ring" and (ring.codec != "float32" or ring.top_k < 1):
+        mark = f"ring-{ring.codec}-{int(ring.top_k < 1)}"
+        _once(mark, lambda: packed.warm(ring, model.width), "packs gradients", note)
     if run.mode == "ps":
         ps = run.ps
         mark += f"-ps-{ps.pull_codec}-{ps.push_codec}-{ps.delay}-{int(ps.top_k < 1)}{int(ps.admit_after > 1)}"

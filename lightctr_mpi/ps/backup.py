@@ -60,8 +60,13 @@ class Backups:
         grads: np.ndarray,
         table: KeyTable,
         numbers: np.ndarray,
+        scale: float = 1.0,
     ) -> None:
-        """Correct gradients (float32[u, width]) in place; their keys are some of those of the pull."""
+        """Correct gradients (float32[u, width]) in place; their keys are some of those of the pull.
+
+        The gradient that is applied is `scale` times these: its square has the square of the scale, which the
+        adaptive form divides out again.
+        """
         pulled = self._pulled[worker].pop(lease, None)
         if pulled is None:
             self.missed += len(keys)
@@ -70,9 +75,9 @@ class Backups:
         known, backup = pulled
         if len(keys) < len(known):  # top-k sends some rows only
             backup = backup[np.searchsorted(known, keys)]
-        strength = np.float32(self.strength)
         if self.kind == "constant":
-            delay.compensate(grads, table.rows, numbers, backup, strength)
+            delay.compensate(grads, table.rows, numbers, backup, np.float32(self.strength * scale))
         else:
             where = table.extra_col
-            delay.compensate_adaptive(grads, table.rows, numbers, backup, where, strength, np.float32(DECAY))
+            strength, decay = np.float32(self.strength), np.float32(DECAY)
+            delay.compensate_adaptive(grads, table.rows, numbers, backup, where, strength, decay)

@@ -194,7 +194,8 @@ class Server:
             except ValueError as error:
                 raise message.torn(str(error)) from None
         if self.backups.on and not message.flags & FLUSHING:
-            self.backups.correct(message.source, message.lease, keys, grads, self.table, numbers)
+            scale = self.optimizer.scale(message.samples)
+            self.backups.correct(message.source, message.lease, keys, grads, self.table, numbers, scale)
         return numbers, grads
 
     def _codec_of(self, message: Message) -> Any:

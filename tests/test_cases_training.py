@@ -309,8 +309,8 @@ def damage_model(path, how):
         return "{} is HDF5 but not a model: it was not written by this program"
     if how == "newer":
         with h5py.File(path, "r+") as file:
-            file.attrs["schema_version"] = 2
-        return "{} has schema version 2"
+            file.attrs["schema_version"] = 3
+        return "{} has schema version 3"
     if how == "lacking":
         with h5py.File(path, "r+") as file:
             del file["parameters/factors"]

@@ -20,7 +20,7 @@ from .mail import Mail
 from .protocol import FLUSHING, NO_KEYS, SCORING, Kind, Message, ProtocolError, compose_json, compose_keyed
 from .roles import MASTER, Roles
 from .shardfile import load_shard, save_shard
-from .signs import Signs
+from .signs import Signs, beat_seconds
 from .table import KeyTable
 from .trace import PULLED, PUSHED, Trace
 
@@ -56,7 +56,7 @@ class Server:
         bounds = dense_bounds(model, roles.n_servers)
         self.dense = Dense(optimizer, int(bounds[roles.number + 1] - bounds[roles.number]))
         self.clocks = Clocks()
-        self.signs = Signs(mail, stop)
+        self.signs = Signs(mail, stop, beat_seconds(run.ps))
         self.trace = trace
         self._pull_codec = codecs.build(run.ps.pull_codec)
         self._exact = codecs.build("float32")
@@ -89,8 +89,8 @@ class Server:
                 if message.kind is Kind.END:
                     return
                 self._handle(message)
+            self.signs.beat()  # also under load that never ends
             if not messages:
-                self.signs.beat()
                 self.mail.rest()
 
     def _handle(self, message: Message) -> None:

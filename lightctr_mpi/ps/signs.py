@@ -5,11 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from ..config import PsOptions
 from .mail import Mail
 from .protocol import STOP, Kind, compose_bytes
 from .roles import MASTER
 
 BEAT_SECONDS = 1.0
+BEATS = 5  # in each of the spans after which silence has consequences
+
+
+def beat_seconds(options: PsOptions) -> float:
+    """Time between two beats: a second, or less where the Master will not wait that long."""
+    return min(BEAT_SECONDS, options.lease_seconds / BEATS, options.silence_seconds / BEATS)
 
 
 class Signs:
@@ -17,12 +24,13 @@ class Signs:
 
     Args:
         stop: whether this rank was asked to stop; that goes with each beat, at once the first time.
+        seconds: between two beats (`beat_seconds`).
 
     Attributes:
         doing: what the rank is at, for people.
     """
 
-    def __init__(self, mail: Mail, stop: Callable[[], bool], seconds: float = BEAT_SECONDS):
+    def __init__(self, mail: Mail, stop: Callable[[], bool], seconds: float):
         self.mail, self.stop, self.seconds = mail, stop, seconds
         self.doing = "starting"
         self._next = time.monotonic() + seconds

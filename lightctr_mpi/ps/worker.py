@@ -31,7 +31,7 @@ from .protocol import (
     compose_bytes,
 )
 from .roles import MASTER, Roles
-from .signs import Signs
+from .signs import Signs, beat_seconds
 
 ROLES = ("train", "valid", "test")  # EVALUATE names them by number
 
@@ -63,7 +63,7 @@ class Worker:
         self.roles, self.mail, self.model, self.optimizer, self.run = roles, mail, model, optimizer, run
         self.rows = rows
         self.client = Client(roles, mail, model, optimizer, run, keys)
-        self.signs = Signs(mail, stop)
+        self.signs = Signs(mail, stop, beat_seconds(run.ps))
         self._slowness = slowness(run.ps.slow, roles.rank)
         self._ready: deque[Batch] = deque()  # leases in hand, in the order they were given
         self._urgent: deque[Batch] = deque()
@@ -97,8 +97,9 @@ class Worker:
                 doing = self.signs.doing
                 self._learn(self._urgent.popleft(), ask=False)
                 self.signs.doing = doing
-            elif not messages:
-                self.signs.beat()
+                continue
+            self.signs.beat()
+            if not messages:
                 self.mail.rest()
 
     def _take(self, message: Message) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from .. import codecs
 from ..config import Run
+from ..errors import UserError
 from ..kernels import sparse
 from ..models.base import Model
 from ..optim.base import Optimizer
@@ -271,7 +272,7 @@ class Server:
         problem = ""
         try:
             path = save_shard(self, message.json())
-        except Exception as error:  # the Master ends the run with it
+        except UserError as error:  # the Master ends the run with it
             problem, path = f"{error}", ""
         if self.trace is not None:
             self.trace.save()
@@ -286,7 +287,7 @@ class Server:
             self.table = self._empty_table()  # keys that the file lacks are to have no row
             self.table.touch(asked["epoch"] + 1)
             load_shard(self, asked["path"], asked["with_state"])
-        except Exception as error:
+        except UserError as error:
             problem = f"{error}"
         self.signs.doing = "waiting for requests"
         self._tell(problem)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +24,6 @@ def save_shard(server: Server, asked: dict[str, Any]) -> str:
     table, model, optimizer = server.table, server.model, server.optimizer
     number, count = server.roles.number, server.roles.n_servers
     path = checkpoint.shard_path(asked["path"], asked["token"], number, count)
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
     whole = layout_of(model, optimizer, len(table))
     layout = Layout(len(table), whole.n_fields, whole.tables, (), whole.slots)
     order = np.argsort(table.keys).astype(np.int32)

@@ -90,5 +90,6 @@ class ParameterServer:
         try:
             role.serve()
         except Exception as caught:
-            self.mail.send(MASTER, compose_bytes(Kind.FAILED, str(caught).encode()))
+            text = str(caught).encode(errors="backslashreplace")  # file names may hold anything
+            self.mail.send(MASTER, compose_bytes(Kind.FAILED, text))
             raise

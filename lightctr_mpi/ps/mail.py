@@ -172,7 +172,7 @@ class Mail:
         """Leave with all others: no message stays under way, whatever state the ranks are in.
 
         That a send is done does not mean that anything has arrived. So the ranks tell each other how many
-        messages they have sent; everybody receives all of his, and leaves when everybody has.
+        messages they have sent; a rank receives all that were sent to it, and leaves when all ranks have.
         """
         due, known = np.zeros(1, np.int64), False
         counted = self.comm.Ireduce_scatter_block(self._let_go.copy(), due)

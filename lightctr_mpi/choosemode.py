@@ -18,7 +18,7 @@ FITS = 0.6  # share of a rank's part of the free memory that its replica may tak
 # A ring sends every row of a step to every rank, a parameter server to the workers that need it. Below this
 # share of touched keys, and above this size of a step's rows, that made the difference (docs/ps.md).
 SPARSE = 0.1
-STEP_BYTES = 1 << 20
+STEP_BYTES = 1 << 18
 
 
 def choose_mode(run: Run, world: World, train: RowStore, n_keys: int, n_fields: int) -> tuple[str, str]:

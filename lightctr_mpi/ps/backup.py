@@ -12,6 +12,7 @@ import numpy as np
 
 from ..config import PsOptions
 from ..kernels import delay
+from .protocol import ProtocolError
 from .table import KeyTable
 
 LAMBDA = {"constant": 0.04, "adaptive": 2.0}
@@ -46,11 +47,18 @@ class Backups:
 
     def keep(self, worker: int, lease: int, keys: np.ndarray, rows: np.ndarray) -> None:
         """Remember a pull: its keys uint64[u] and rows float32[u, width] (copied)."""
-        mine = self._pulled[worker]
-        mine[lease] = keys, rows.copy()
-        self._bytes[worker] += keys.nbytes + rows.nbytes
+        self._forget(worker, lease)
+        if len(keys):
+            self._pulled[worker][lease] = keys, rows.copy()
+            self._bytes[worker] += keys.nbytes + rows.nbytes
         while self._bytes[worker] > self.bound:
-            self._bytes[worker] -= sum(array.nbytes for array in mine.popitem(last=False)[1])
+            self._forget(worker, next(iter(self._pulled[worker])))
+
+    def _forget(self, worker: int, lease: int) -> tuple[np.ndarray, np.ndarray] | None:
+        pulled = self._pulled[worker].pop(lease, None)
+        if pulled is not None:
+            self._bytes[worker] -= sum(array.nbytes for array in pulled)
+        return pulled
 
     def correct(
         self,
@@ -62,22 +70,31 @@ class Backups:
         numbers: np.ndarray,
         scale: float = 1.0,
     ) -> None:
-        """Correct gradients (float32[u, width]) in place; their keys are some of those of the pull.
+        """Correct gradients (float32[u, width]) in place; their keys, ascending, are some of the pull's.
 
         The gradient that is applied is `scale` times these: its square has the square of the scale, which the
         adaptive form divides out again.
+
+        Raises ProtocolError for keys that the pull did not have.
         """
-        pulled = self._pulled[worker].pop(lease, None)
+        pulled = self._forget(worker, lease)
         if pulled is None:
             self.missed += len(keys)
             return
-        self._bytes[worker] -= sum(array.nbytes for array in pulled)
         known, backup = pulled
-        if len(keys) < len(known):  # top-k sends some rows only
-            backup = backup[np.searchsorted(known, keys)]
+        if len(keys) != len(known):  # top-k sends some rows only
+            places = np.searchsorted(known, keys)
+            if len(keys) and places[-1] == len(known):
+                raise self._unknown(worker, lease)
+            known, backup = known[places], backup[places]
+        if not np.array_equal(known, keys):
+            raise self._unknown(worker, lease)
         if self.kind == "constant":
             delay.compensate(grads, table.rows, numbers, backup, np.float32(self.strength * scale))
         else:
             where = table.extra_col
             strength, decay = np.float32(self.strength), np.float32(DECAY)
             delay.compensate_adaptive(grads, table.rows, numbers, backup, where, strength, decay)
+
+    def _unknown(self, worker: int, lease: int) -> ProtocolError:
+        return ProtocolError(f"rank {worker} pushes keys of lease {lease} that it did not pull")

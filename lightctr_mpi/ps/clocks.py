@@ -22,11 +22,16 @@ class Clocks:
         self._of: dict[int, int] = {}
 
     def arrived(self, clock: int, share: int, shares: int) -> bool:
-        """Note a share; returns whether its clock has all now. Raises ProtocolError for one too many."""
-        seen = self._seen.setdefault(clock, set())
-        expected = self._of.setdefault(clock, shares)
-        if clock < self.complete or share in seen or not 0 <= share < shares or shares != expected:
+        """Note a share; returns whether its clock has all now.
+
+        Raises ProtocolError, and notes nothing, for one that came before or cannot be.
+        """
+        expected = self._of.get(clock, shares)
+        twice = clock < self.complete or share in self._seen.get(clock, ())
+        if twice or not 0 <= share < shares or shares != expected:
             raise ProtocolError(f"share {share} of {shares} of clock {clock} came twice or does not belong")
+        self._of[clock] = shares
+        seen = self._seen.setdefault(clock, set())
         seen.add(share)
         whole = len(seen) == shares
         while len(self._seen.get(self.complete, ())) == self._of.get(self.complete, -1):

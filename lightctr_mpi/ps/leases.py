@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 
-@dataclass
+@dataclass(eq=False)  # a lease is itself and no other; NumPy would compare the rows one by one
 class Lease:
     """Some rows of a step, to be learned once.
 
@@ -92,8 +92,10 @@ class Leases:
         Args:
             heard: worker -> when it was last heard of, for all workers.
 
-        A worker says nothing while it computes, so the limit is never below ten times the slowest batch, and
-        it doubles each time a lease is passed on.
+        A worker says nothing while it computes, so the limit is never below ten times the slowest batch (of
+        which each further commit takes away 2 %), and it doubles each time a lease is passed on. Another
+        worker counts if it was heard of in the last half of the limit: when all are silent, it is the network
+        or the Master itself that was away.
         """
         limit = max(self.seconds, 10 * self._slowest)
         gone = []

@@ -9,6 +9,7 @@ from ..errors import Fault
 from .roles import Roles
 
 NOTE_SECONDS = 30.0  # of silence before a person is told
+GAP_SECONDS = 1.0  # between two looks: what goes beyond is no silence of others
 
 
 class Lost(Fault):
@@ -22,12 +23,13 @@ class Watch:
         silence: seconds without a sign after which the run ends.
 
     Attributes:
-        last: rank -> time.monotonic() of its last message.
+        last: rank -> time.monotonic() of its last message; later by the time in which nobody looked.
     """
 
     def __init__(self, roles: Roles, silence: float, note: Callable[[str], None]):
         self.roles, self.silence, self.note = roles, silence, note
-        self.last = dict.fromkeys(range(1, roles.size), time.monotonic())
+        self._looked = time.monotonic()
+        self.last = dict.fromkeys(range(1, roles.size), self._looked)
         self._said = dict.fromkeys(self.last, "starting")
         self._told: set[int] = set()
 
@@ -41,7 +43,15 @@ class Watch:
         self._said[rank] = doing
 
     def look(self, now: float) -> None:
-        """Tell of silent ranks. Raises Lost for one that has been silent too long."""
+        """Tell of silent ranks. Raises Lost for one that has been silent too long.
+
+        A Master that was away itself, writing a model or suspended with the whole job, finds signs of others
+        that MPI has yet to hand over: that time does not count.
+        """
+        away = now - self._looked - min(GAP_SECONDS, self.silence / 5)
+        self._looked = now
+        if away > 0:
+            self.last = {rank: min(at + away, now) for rank, at in self.last.items()}
         for rank, at in self.last.items():
             seconds = now - at
             if seconds > self.silence:

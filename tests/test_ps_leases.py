@@ -308,6 +308,15 @@ def test_clocks_by_hand() -> None:
     assert clocks.arrived(2, 0, 1) is True and clocks.complete == 3
 
 
+@pytest.mark.parametrize("shares", [2, 4])
+def test_all_shares_of_a_clock_agree_on_their_number(shares: int) -> None:
+    clocks = Clocks()
+    clocks.arrived(0, 2, 3)
+    with pytest.raises(ProtocolError, match=f"share 1 of {shares} of clock 0 "):
+        clocks.arrived(0, 1, shares)
+    assert [clocks.arrived(0, i, 3) for i in (1, 0)] == [False, True]
+
+
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=8), st.randoms(use_true_random=False), st.data())
 def test_clocks_count_as_sets_do(shares: list[int], order, choice) -> None:

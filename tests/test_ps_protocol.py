@@ -351,6 +351,7 @@ def test_unknown_kind(kind: int) -> None:
         ({"n_dense": 2**31 - 1}, "dense row_bytes"),
         ({"n_dense": 25}, "dense row_bytes"),
         ({"key_bytes": -64, "n_dense": 16}, "keys dense row_bytes"),
+        ({"n": 0, "key_bytes": -64}, "keys"),
         ({"n": -5}, "row_numbers"),
     ],
 )
@@ -362,6 +363,14 @@ def test_wrong_counts(wrong: dict[str, int], readers: str) -> None:
     for name, value in wrong.items():
         head[name] = value
     assert set(readers.split()) <= set(read_all(data))
+
+
+@pytest.mark.parametrize("key_bytes", [2, 64, 2**40])
+def test_keys_that_would_lie_beyond_the_end(key_bytes: int) -> None:
+    """What there is of them would do for the one key that is announced."""
+    message = arrived(compose_bytes(Kind.PULL, b"\7", n=1, key_bytes=key_bytes))
+    with pytest.raises(ProtocolError, match=f"{key_bytes} bytes of keys and 0 dense values in 129 bytes"):
+        message.keys()
 
 
 @given(INT64 | st.integers(-200, 400), INT64 | st.integers(-200, 400), INT32 | st.integers(-200, 200))

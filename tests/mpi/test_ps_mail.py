@@ -19,7 +19,7 @@ pytestmark = pytest.mark.mpi
 
 PATIENCE = 60.0  # seconds until something that never comes counts as lost
 # A send that waits for its receiver takes as long as that one is busy; a machine that is busy, far less.
-BUSY, AT_ONCE = 1.0, 0.5
+BUSY, AT_ONCE = 1.5, 1.0
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_sends_wait_for_nobody(place, box):
     pile.until(pile.sent_all)
 
 
-@pytest.mark.parametrize("nbytes", [1024, 4096, 1 << 20])
+@pytest.mark.parametrize("nbytes", [1024, 4096])
 def test_receiving_waits_for_nobody(place, box, nbytes):
     """A sender is busy once it has let its message go: what is missing of it must not hold others up."""
     busy, pile = place.size - 1, Pile(box)
@@ -163,11 +163,29 @@ def test_receiving_waits_for_nobody(place, box, nbytes):
         if place.size > 1:
             time.sleep(BUSY)
     end = time.monotonic() + BUSY
-    while place.rank != busy and time.monotonic() < end:
+    while place.rank != busy and pile.counts[busy] < 2 and time.monotonic() < end:
         started = time.monotonic()
         pile.take()
         assert time.monotonic() - started < AT_ONCE
     pile.until(lambda: pile.counts[busy] == 2)
+
+
+def test_poking_moves_messages_and_keeps_them(place, box):
+    """Who computes does not look, but pokes: its messages leave, and what comes in waits for it."""
+    right, left = (place.rank + 1) % place.size, (place.rank - 1) % place.size
+    for number, nbytes in enumerate((100, 4 << 20, 0)):
+        box.send(right, letter(place.rank, right, number, nbytes))
+    end = time.monotonic() + PATIENCE
+    barrier = None  # with it on the way, messages have moved at all ranks though nobody has received one
+    while barrier is None or not barrier.Test():
+        box.poke()
+        box.rest()
+        if barrier is None and not box._sending:
+            barrier = place.Ibarrier()
+        assert time.monotonic() < end
+    pile = Pile(box)
+    pile.until(lambda: pile.counts[left] == 3)
+    silence(box, 0.02)
 
 
 # --- long messages ---
@@ -280,10 +298,10 @@ def test_close_with_everything_under_way(world, place, monkeypatch, chunk_bytes,
     """Nobody has received all of it; a second Mail in the same place sees nothing of the first."""
     monkeypatch.setattr(wire, "CHUNK_BYTES", chunk_bytes)
     rank, right = place.rank, (place.rank + 1) % place.size
-    for turn in range(5):
+    for turn in range(4):
         mail = Mail(place, world.status)
         rng = np.random.default_rng([rank, turn])
-        for number in range(12):
+        for number in range(6):
             for dest in rng.permutation(place.size):
                 nbytes = int(rng.choice([0, 900, 5000, 300_000]))
                 mail.send(int(dest), compose(Kind.PUSH, nbytes, lease=number))

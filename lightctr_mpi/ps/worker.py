@@ -66,7 +66,7 @@ class Worker:
         self.signs = Signs(mail, stop, beat_seconds(run.ps))
         self._slowness = slowness(run.ps.slow, roles.rank)
         self._ready: deque[Batch] = deque()  # leases in hand, in the order they were given
-        self._urgent: deque[Batch] = deque()
+        self._urgent: list[Batch] = []
         self._commands: deque[Message] = deque()
         self._verdicts: dict[int, bool] = {}
         self._scored = 0
@@ -88,14 +88,18 @@ class Worker:
     # --- listening ---
 
     def _wait(self, arrived: Callable[[], bool]) -> None:
-        """Listen until `arrived`; a lease that is urgent is done meanwhile."""
+        """Listen until `arrived`; leases that are urgent are done meanwhile, as soon as their rows are there.
+
+        Not sooner: their clock may be waiting for the very batch that is waited for here.
+        """
         while not arrived():
             messages = self.mail.receive()
             for message in messages:
                 self._take(message)
-            if self._urgent:
+            complete = [i for i, batch in enumerate(self._urgent) if not batch.missing]
+            if complete:
                 doing = self.signs.doing
-                self._learn(self._urgent.popleft(), ask=False)
+                self._learn(self._urgent.pop(complete[0]), ask=False)
                 self.signs.doing = doing
                 continue
             self.signs.beat()

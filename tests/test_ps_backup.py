@@ -128,11 +128,11 @@ def is_corrected(backups: Backups, worker: int, lease: int) -> bool:
 
 def test_options_of_the_correction() -> None:
     for kind, strength, extra in (("none", 0.0, 0), ("constant", 0.04, 0), ("adaptive", 2.0, WIDTH)):
-        backups = Backups.of(PsOptions(delay=kind, delay_memory=3), WIDTH, 2)
+        backups = Backups.of(PsOptions(delay=kind, delay_memory=3), 2)
         assert (backups.kind, backups.on, backups.strength) == (kind, kind != "none", strength)
         assert backups.extra(WIDTH) == extra and backups.bound == 3 * 2**20 // 2
-    assert Backups.of(PsOptions(delay="constant", delay_lambda=0.0), WIDTH, 1).strength == 0
-    assert Backups.of(PsOptions(delay="constant", delay_memory=0), WIDTH, 0).bound == 0
+    assert Backups.of(PsOptions(delay="constant", delay_lambda=0.0), 1).strength == 0
+    assert Backups.of(PsOptions(delay="constant", delay_memory=0), 0).bound == 0
     assert LAMBDA["adaptive"] == 2 and DECAY == 0.95  # those of the paper
 
 

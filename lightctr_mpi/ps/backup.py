@@ -34,7 +34,7 @@ class Backups:
         self._bytes: dict[int, int] = defaultdict(int)
 
     @classmethod
-    def of(cls, options: PsOptions, width: int, workers: int) -> Backups:
+    def of(cls, options: PsOptions, workers: int) -> Backups:
         kind = options.delay
         strength = options.delay_lambda
         if strength is None:

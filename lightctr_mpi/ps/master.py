@@ -250,10 +250,10 @@ class Master:
         self.mail.send(message.source, compose(Kind.GRANT if granted else Kind.REFUSE, lease=message.lease))
 
     def _look_after(self, now: float) -> None:
+        self.watch.look(now)  # first: it knows of times in which the Master itself was away
         heard = {worker: self.watch.last[worker] for worker in self.roles.workers}
         for lease in self.leases.expire(heard, now):
             self.note(
                 f"{self.roles.name(lease.worker)} has been silent for {now - heard[lease.worker]:.1f} s: "
                 f"its share {lease.share} of clock {lease.clock} goes to another worker"
             )
-        self.watch.look(now)

@@ -50,7 +50,7 @@ class Server:
         self.roles, self.mail, self.model, self.optimizer, self.run = roles, mail, model, optimizer, run
         self.options = run.ps
         self.circle = Circle(roles.n_servers)
-        self.backups = Backups.of(run.ps, model.width, roles.n_workers)
+        self.backups = Backups.of(run.ps, roles.n_workers)
         self._expected = expected
         self.table = self._empty_table()
         self.table.touch(1)

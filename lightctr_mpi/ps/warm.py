@@ -22,7 +22,7 @@ def warm(model: Model, optimizer: Optimizer, run: Run) -> None:
     circle = Circle(2)
     order, bounds = circle.split(keys)
     circle.owners(keys)
-    backups = Backups.of(run.ps, width, 1)
+    backups = Backups.of(run.ps, 1)
     table = KeyTable(
         model,
         optimizer,

@@ -133,8 +133,9 @@ class Client:
             self._send_gradient(keys, grad, dbias, samples, batch.bounds, where)
             return
         if self.optimizer.reduction == "mean":  # what is kept back must fit a batch of any size
-            grad *= np.float32(self._samples / max(samples, 1e-30))
-            dbias, samples = dbias * self._samples / max(samples, 1e-30), self._samples
+            factor = self._samples * self.optimizer.scale(samples)
+            grad *= np.float32(factor)
+            dbias, samples = dbias * factor, self._samples
         outgoing = self._feedback.prepare(keys, grad, self.run.ps.top_k)
         bounds = np.searchsorted(outgoing.picked, batch.bounds)
         self._send_gradient(outgoing.keys, outgoing, dbias, samples, bounds, where)
@@ -173,4 +174,7 @@ class Client:
             keys, rows = self._feedback.drain()
         order, bounds = self.circle.split(keys)
         where = {"flags": FLUSHING}
-        self._send_gradient(keys[order], rows[order], 0.0, self._samples, bounds, where, self._exact)
+        # As far as these gradients would have counted: in bsp a share is one of many in a step.
+        together = self.roles.n_workers if self.run.ps.consistency == "bsp" else 1
+        samples = self._samples * together
+        self._send_gradient(keys[order], rows[order], 0.0, samples, bounds, where, self._exact)

@@ -17,7 +17,7 @@ from ..optim.base import Optimizer
 from .circle import Circle
 from .dense import dense_bounds
 from .mail import Mail
-from .protocol import FLUSHING, NO_FLOATS, NO_KEYS, Kind, Message, ProtocolError, compose_keyed
+from .protocol import FLUSHING, NO_FLOATS, NO_KEYS, Kind, Message, ProtocolError, compose_keyed, tell
 from .roles import Roles
 
 SCORING_CLOCK = -1  # of batches that are scored, not learned
@@ -161,10 +161,12 @@ class Client:
             message, room = compose_keyed(
                 Kind.PUSH, keys[a:b], mine, nbytes, width=width, samples=samples, **where
             )
+            clipped = codec.saturated
             if isinstance(rows, np.ndarray):
                 codec.encode(rows[a:b], room)
             else:
                 rows.encode(codec, a, b, room)
+            tell(message, spare=codec.saturated - clipped)
             self.mail.send(server + 1, message)
 
     def flush(self) -> None:

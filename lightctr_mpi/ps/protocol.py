@@ -10,7 +10,8 @@ to three parts, each begun at a multiple of 64 bytes:
 PULL     worker to server   keys of a lease's batch; ROWS answers as soon as the lease's clock allows it
 ROWS     server to worker   the rows of a PULL in its order; `clock`: clocks complete when they were read
 PUSH     worker to server   keys, gradients and the dense gradient of a lease, summed over `samples` rows;
-                            every server gets one for each lease, with no keys if need be, to count clocks
+                            every server gets one for each lease, with no keys if need be, to count clocks;
+                            `spare`: values that the codec clipped
 NEXT     worker to Master   wants a lease
 LEASE    Master to worker   row numbers (int64) of share `share` of `shares` of clock `clock`
 COMMIT   worker to Master   has the gradient of a lease, with its sums; pushes it if it gets
@@ -111,11 +112,15 @@ def compose(kind: Kind, body_bytes: int = 0, **fields: Any) -> np.ndarray:
     """A message with room for a body: uint8[HEADER_BYTES + body_bytes]."""
     data = np.empty(HEADER_BYTES + body_bytes, np.uint8)
     data[:HEADER_BYTES] = 0
+    tell(data, magic=MAGIC, kind=kind, nbytes=len(data), **fields)
+    return data
+
+
+def tell(data: np.ndarray, **fields: Any) -> None:
+    """Set fields in the header of a message."""
     head = data[: HEADER.itemsize].view(HEADER)[0]
-    head["magic"], head["kind"], head["nbytes"] = MAGIC, kind, len(data)
     for name, value in fields.items():
         head[name] = value
-    return data
 
 
 def compose_bytes(kind: Kind, body: bytes, **fields: Any) -> np.ndarray:

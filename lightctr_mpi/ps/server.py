@@ -65,7 +65,7 @@ class Server:
         self._held: list[Message] = []  # pulls whose clock has not come
         self._shares: dict[int, dict[int, Message]] = {}  # bsp: pushes of clocks that are not complete
         self._settling: list[Message] = []
-        self._flushes = self._homeless = 0
+        self._flushes = self._homeless = self._saturated = 0
         self._finite = True  # as of the last time that everything was taken in
         self._scratch = np.empty(0, np.int32)
 
@@ -185,6 +185,7 @@ class Server:
         data = message.row_bytes()
         if message.width != width or len(data) != self._codec_of(message).nbytes(len(keys), width):
             raise message.torn(f"{len(data)} bytes for {len(keys)} rows of {width}")
+        self._saturated += message.spare
         numbers = self.table.lookup(keys, create=False)
         if not self._codec_of(message).lossy:
             grads = data.view(np.float32).reshape(len(keys), width)
@@ -199,6 +200,12 @@ class Server:
             self.backups.correct(message.source, message.lease, keys, grads, self.table, numbers, scale)
         return numbers, grads
 
+    def _dense_gradient(self, message: Message) -> np.ndarray:
+        dense = message.dense()
+        if len(dense) != len(self.dense.values):
+            raise message.torn(f"{len(dense)} dense values for {len(self.dense.values)}")
+        return dense
+
     def _codec_of(self, message: Message) -> Any:
         return self._exact if message.flags & FLUSHING else self._push_codec
 
@@ -206,17 +213,14 @@ class Server:
         """One step of the optimizer along the sum of the gradients of these pushes."""
         scale = self.optimizer.scale(sum(push.samples for push in pushes))
         if len(pushes) == 1:
-            numbers, grads = self._gradient(pushes[0])
-            dense = pushes[0].dense()
+            dense, (numbers, grads) = self._dense_gradient(pushes[0]), self._gradient(pushes[0])
         else:
+            dense = np.sum([self._dense_gradient(push) for push in pushes], axis=0, dtype=np.float64)
             numbers, grads = self._sum([self._gradient(push) for push in pushes])
-            dense = np.stack([push.dense() for push in pushes]).sum(axis=0, dtype=np.float64)
         for a in range(0, len(numbers), POKE_ROWS):
             part = slice(a, a + POKE_ROWS)
             self._homeless += self.table.apply(numbers[part], grads[part], scale)
             self.mail.poke()
-        if len(dense) != len(self.dense.values):
-            raise pushes[0].torn(f"{len(dense)} dense values for {len(self.dense.values)}")
         self.dense.apply(dense, scale)
 
     def _sum(self, parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
@@ -261,7 +265,7 @@ class Server:
             "unadmitted": table.refused_sightings,
             "evicted": table.evicted,
             "homeless": self._homeless,
-            "saturated": self._pull_codec.saturated + self._push_codec.saturated,
+            "saturated": self._pull_codec.saturated + self._saturated,
             "uncorrected": self.backups.missed,
         }
         self.mail.send(MASTER, compose_json(Kind.SETTLED, figures | more))

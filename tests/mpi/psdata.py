@@ -59,6 +59,17 @@ def fits(comm: Any, servers: int) -> bool:
     return False
 
 
+def telling_rows(n: int, seed: int) -> str:
+    """libffm rows of four fields of 25 keys each; the keys of two fields tell much about the label."""
+    rng = np.random.default_rng(seed)
+    keys = rng.integers(0, 25, (n, 4))
+    labels = rng.random(n) < 1 / (1 + np.exp(1.5 * (1 - 2 * (keys[:, 0] < 9)) + (1 - 2 * (keys[:, 1] < 12))))
+    return "".join(
+        f"{int(label)} " + " ".join(f"{f}:{100 * f + key}:1" for f, key in enumerate(row)) + "\n"
+        for label, row in zip(labels, keys, strict=True)
+    )
+
+
 @dataclass
 class Bench:
     """A place for runs on the same rows.

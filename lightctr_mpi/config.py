@@ -150,7 +150,11 @@ class TrainOptions:
     resume: str = option(
         "", "continue from a checkpoint file, or auto: from the newest of the run folder if there is one"
     )
-    threads: int = option(1, "threads per rank for numerical libraries", range=Range(1, 1024))
+    threads: int = option(
+        1,
+        "threads per rank, as far as there are cores; row by row they share one model (Hogwild)",
+        range=Range(1, 1024),
+    )
 
 
 @dataclass(frozen=True)

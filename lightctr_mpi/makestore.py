@@ -18,6 +18,7 @@ from .report import size_text
 from .ring.store import Ring
 from .shard import Shard, memory_of
 from .stores import Place, Replica, Sequential
+from .threads import threads_of
 from .warm import warm_training
 
 
@@ -52,7 +53,7 @@ def make_store(
         return Ring(world.comm, model, optimizer, keys, run.seed, loss, batch, run.ring)
     shard = Shard(model, optimizer, keys, run.seed)
     if run.train.sync == "none":
-        return Sequential(shard)
+        return Sequential(shard, threads_of(run.train.threads))
     return Replica(shard, run.model.loss, run.train.batch_size)
 
 

@@ -7,6 +7,7 @@ on one rank; `ring.store.Ring` takes the same mini-batches on many.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -140,19 +141,35 @@ class Local:
 
 
 class Sequential(Local):
-    """One rank, one row after the other, weights and state moved in place by the model's fused sweep."""
+    """One rank, one row after the other, weights and state moved in place by the model's fused sweep.
 
-    def __init__(self, shard: Shard):
-        self.shard, self.step_rows = shard, SWEEP_ROWS
+    With several threads each walks a part of the rows and all move the one copy of the model, without locks
+    (Hogwild: Niu, Recht, Re, Wright 2011): rows share few features, so that a lost update is rare. The result
+    then depends on the course of time; with one thread equal runs give equal bits.
+    """
+
+    def __init__(self, shard: Shard, threads: int = 1):
+        self.shard, self.step_rows = shard, SWEEP_ROWS * threads
         self.bounds = np.array([0, len(shard.keys)], np.int64)
-        self._sums = np.zeros(2, np.float64)
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
+        self._sums = np.zeros((threads, 8), np.float64)  # a cache line for each thread
 
     def learn(self, data: BoundRows, rows: np.ndarray, stop: bool) -> StepSums:
-        shard = self.shard
         block, order = data.window(rows)
+        parts = np.array_split(order, self._threads)
         self._sums[:] = 0.0
-        shard.model.sweep(block, order, shard.rows, block.ids, shard.bias, shard.optimizer, self._sums)
-        return StepSums(float(self._sums[0]), float(self._sums[1]), len(rows), stop)
+
+        def sweep(i: int) -> None:
+            shard, sums = self.shard, self._sums[i, :2]
+            shard.model.sweep(block, parts[i], shard.rows, block.ids, shard.bias, shard.optimizer, sums)
+
+        if self._pool is None:
+            sweep(0)
+        else:
+            list(self._pool.map(sweep, range(self._threads)))
+        loss, weight = self._sums[:, :2].sum(axis=0).tolist()
+        return StepSums(loss, weight, len(rows), stop)
 
 
 def add_gradient(

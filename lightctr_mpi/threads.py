@@ -39,6 +39,12 @@ def cores_per_rank(environ: Mapping[str, str], affinity: int, cores: int) -> int
     return max(1, min(affinity, node // ranks_on_node(environ)))
 
 
+def threads_of(wanted: int) -> int:
+    """Threads this rank may use: `wanted`, or fewer for the ranks of the host to stay within its cores."""
+    share = cores_per_rank(os.environ, len(os.sched_getaffinity(0)), os.cpu_count() or 1)
+    return max(1, min(wanted, share))
+
+
 def limit_threads(wanted: int = 1) -> int:
     """Set the thread counts of the numerical libraries; call it before NumPy and Numba are imported.
 
@@ -46,8 +52,7 @@ def limit_threads(wanted: int = 1) -> int:
         The threads this rank uses: `wanted`, or fewer so that all ranks of the host together stay within the
         cores granted to them.
     """
-    share = cores_per_rank(os.environ, len(os.sched_getaffinity(0)), os.cpu_count() or 1)
-    threads = max(1, min(wanted, share))
+    threads = threads_of(wanted)
     for variable in VARIABLES:
         os.environ[variable] = str(threads)
     return threads

@@ -215,7 +215,8 @@ class Server:
         if len(pushes) == 1:
             dense, (numbers, grads) = self._dense_gradient(pushes[0]), self._gradient(pushes[0])
         else:
-            dense = np.sum([self._dense_gradient(push) for push in pushes], axis=0, dtype=np.float64)
+            dense = np.stack([self._dense_gradient(push) for push in pushes])
+            dense = np.asarray(dense.sum(axis=0, dtype=np.float64))
             numbers, grads = self._sum([self._gradient(push) for push in pushes])
         for a in range(0, len(numbers), POKE_ROWS):
             part = slice(a, a + POKE_ROWS)

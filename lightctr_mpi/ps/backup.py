@@ -72,8 +72,7 @@ class Backups:
     ) -> None:
         """Correct gradients (float32[u, width]) in place; their keys, ascending, are some of the pull's.
 
-        The gradient that is applied is `scale` times these: its square has the square of the scale, which the
-        adaptive form divides out again.
+        The gradient that is applied is `scale` times these, and it is that one which the formulas mean.
 
         Raises ProtocolError for keys that the pull did not have.
         """
@@ -89,12 +88,15 @@ class Backups:
             known, backup = known[places], backup[places]
         if not np.array_equal(known, keys):
             raise self._unknown(worker, lease)
+        strength, decay, factor = np.float32(self.strength), np.float32(DECAY), np.float32(scale)
+        if factor != 1:
+            grads *= factor
         if self.kind == "constant":
-            delay.compensate(grads, table.rows, numbers, backup, np.float32(self.strength * scale))
+            delay.compensate(grads, table.rows, numbers, backup, strength)
         else:
-            where = table.extra_col
-            strength, decay = np.float32(self.strength), np.float32(DECAY)
-            delay.compensate_adaptive(grads, table.rows, numbers, backup, where, strength, decay)
+            delay.compensate_adaptive(grads, table.rows, numbers, backup, table.extra_col, strength, decay)
+        if factor != 1:
+            grads /= factor
 
     def _unknown(self, worker: int, lease: int) -> ProtocolError:
         return ProtocolError(f"rank {worker} pushes keys of lease {lease} that it did not pull")

@@ -56,7 +56,7 @@ class BoundRows:
 
     def block(self, rows: np.ndarray) -> Block:
         """The given rows (int64[m], any order) as a Block of their own."""
-        return self._finish(self.store.block(rows))
+        return self._finish(self.store.block(rows, self._with_fields))
 
     def slice(self, a: int, b: int) -> Block:
         """Rows a to b as a Block."""

@@ -49,12 +49,11 @@ def make_store(
             world.comm, world.host, world.status, model, optimizer, keys, run, note, stop, folder
         )
     if world.size > 1:
-        batch, loss = run.train.batch_size, run.model.loss
-        return Ring(world.comm, model, optimizer, keys, run.seed, loss, batch, run.ring)
+        return Ring(world.comm, model, optimizer, keys, run.seed, run.train.batch_size, run.ring)
     shard = Shard(model, optimizer, keys, run.seed)
     if run.train.sync == "none":
         return Sequential(shard, threads_of(run.train.threads))
-    return Replica(shard, run.model.loss, run.train.batch_size)
+    return Replica(shard, run.train.batch_size)
 
 
 def _estimate(run: Run, model: Model, optimizer: Optimizer, n_keys: int, ranks: int) -> str:

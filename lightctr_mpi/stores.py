@@ -17,7 +17,7 @@ from . import modelfile
 from .block import Block
 from .bound import BoundRows
 from .checkpoint import Checkpoint, ModelMeta
-from .kernels import losses, sparse
+from .kernels import sparse
 from .metrics import Tally
 from .models.base import Model
 from .shard import Shard
@@ -174,7 +174,6 @@ class Sequential(Local):
 
 def add_gradient(
     model: Model,
-    loss: str,
     penalty: tuple[float, float],
     block: Block,
     rows: np.ndarray,
@@ -191,12 +190,8 @@ def add_gradient(
     Returns:
         The gradient of the bias, and the sums over the block.
     """
-    logit, dlogit = np.empty(block.n_rows, np.float32), np.empty(block.n_rows, np.float32)
-    dbias = np.zeros(1, np.float64)
-    model.forward(block, rows, ids, bias, logit)
-    total, weight = losses.evaluate(loss, logit, block.labels, block.weights, dlogit)
-    model.backward(block, rows, ids, local, dlogit, *penalty, grad, dbias)
-    return float(dbias[0]), StepSums(total, weight, block.n_rows)
+    total, weight, dbias = model.gradient(block, rows, ids, local, bias, *penalty, grad)
+    return dbias, StepSums(total, weight, block.n_rows)
 
 
 @dataclass
@@ -212,8 +207,8 @@ class Gradient:
 class Replica(Local):
     """Mini-batches on one rank that holds the whole model."""
 
-    def __init__(self, shard: Shard, loss: str, batch_size: int):
-        self.shard, self.loss, self.step_rows = shard, loss, batch_size
+    def __init__(self, shard: Shard, batch_size: int):
+        self.shard, self.step_rows = shard, batch_size
         self.bounds = np.array([0, len(shard.keys)], np.int64)
         self._scratch = np.full(len(shard.keys), -1, np.int32)
         self._grad = np.zeros((0, shard.model.width), np.float32)
@@ -231,9 +226,7 @@ class Replica(Local):
         ids, local = sparse.localize(block.ids, self._scratch)
         grad = self._buffer(len(ids))
         penalty = shard.optimizer.penalty
-        dbias, sums = add_gradient(
-            model, self.loss, penalty, block, shard.rows, block.ids, local, shard.bias, grad
-        )
+        dbias, sums = add_gradient(model, penalty, block, shard.rows, block.ids, local, shard.bias, grad)
         return Gradient(ids, grad, dbias, sums)
 
     def push(self, gradient: Gradient) -> StepSums:

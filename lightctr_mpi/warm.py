@@ -101,7 +101,7 @@ def _train(model: Model, optimizer: Optimizer, run: Run) -> None:
         store.learn(data, order, False)
     else:
         shard = Shard(model, optimizer, keys, run.seed, (0, len(keys)))
-        store = Replica(shard, model.loss_name, 4)
+        store = Replica(shard, 4)
         store.learn(data, order, False)
         table = np.ones((len(keys), model.width), np.float32)
         found = rows.nonzero_rows(table, 0, len(keys))

@@ -87,6 +87,26 @@ def test_gradients_equal_the_reference(name, kind, k):
             np.testing.assert_allclose(value, total[key], rtol=3e-5, atol=3e-6, err_msg=key)
 
 
+@pytest.mark.parametrize("loss", ["logistic", "squared"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", MODELS)
+def test_the_pass_that_does_all_equals_its_parts(name, kind, loss):
+    """`gradient` against `forward`, the loss and `backward`, with sample weights and penalties."""
+    model, _, rows, bias = make_model(name, KINDS[kind][0], loss=loss, k=5)
+    block = make_block(kind, n=20)
+    block.weights = np.random.default_rng(2).uniform(0.5, 2, 20).astype(np.float32)
+    logit, dlogit = np.empty(20, np.float32), np.empty(20, np.float32)
+    model.forward(block, rows, block.ids, bias, logit)
+    total, weight = losses.evaluate(loss, logit, block.labels, block.weights, dlogit)
+    expected, dbias = backward(model, rows, block, dlogit, 0.01, 0.02)
+    unique, local = sparse.localize(block.ids, np.full(KEYS, -1, np.int32))
+    grad = np.zeros((len(unique), model.width), np.float32)
+    sums = model.gradient(block, rows, block.ids, local, bias, 0.01, 0.02, grad)
+    assert sums == pytest.approx((total, weight, float(dbias[0])), rel=1e-5, abs=1e-5)
+    scale = max(1.0, float(np.abs(expected).max()))
+    np.testing.assert_allclose(grad, expected[unique], rtol=1e-5, atol=1e-6 * scale)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("options", OPTIMIZERS, ids=lambda o: o.name)
 @pytest.mark.parametrize("name", MODELS)

@@ -24,8 +24,9 @@ from functools import cache
 import numpy as np
 
 from . import simd
+from .ahead import fetch_entries
 from .jit import inline, jit
-from .losses import point_loss, point_slope
+from .losses import add_loss, point_loss, point_slope
 from .steps import FTRL, sign, step, step8, step_bias
 
 HALF, ONE, ZERO = np.float32(0.5), np.float32(1), np.float32(0)
@@ -188,6 +189,8 @@ def forward(csr, table, shape, b0, logit):
     column = (n_fields * k + 7) // 8 * 8
     for i in range(len(logit)):
         a, b = indptr[i], indptr[i + 1]
+        if i + 1 < len(logit):
+            fetch_entries(table, ids, b, indptr[i + 2], column + linear)
         n, m = _enter_row(a, b, norms[i], ids, fields, values, n_fields, x, index)
         _sum_fields(n, m, k, x, index, table, T)
         logit[i] = b0 + _row_logit(n, m, k, m == n_fields, x, index, table, linear, column, T)
@@ -212,27 +215,55 @@ def _add_blocks(full, j, at, m, k, kx, index, T, touched, table, l2, l1, grad, u
                 grad[u, block + d] += kx * T[at + c] + touched[c] * (l2 * w + l1 * sign(w))
 
 
+@inline
+def _add_row(n, m, k, full, kappa, work, local, table, l2, l1, grad, linear, column):
+    """Gradient of one row whose T is filled."""
+    T, touched, own, x, index = work
+    h = (m * k + 7) // 8 * 8
+    _mark_touched(m, k, index, touched)
+    for t in range(n):
+        j, q, u = index[1, t], index[2, t], local[index[0, t]]
+        at, kx = np.int64(q) * h, kappa * x[t]
+        _take_out(j, q, k, x[t], index, table, at, T, touched, own)
+        _add_blocks(full, j, at, m, k, kx, index, T, touched, table, l2, l1, grad, u)
+        _put_back(q, k, at, T, touched, own)
+        if linear:
+            w = table[j, column]
+            grad[u, column] += kx + l2 * w + l1 * sign(w)
+
+
 @jit
 def backward(csr, table, shape, local, dlogit, penalty, grad):
     """Add to grad float32[u, h + linear] the gradient of sum_i dlogit[i] logit[i] and of the regulariser."""
     (indptr, ids, fields, values, norms), (n_fields, k, linear), (l2, l1) = csr, shape, penalty
-    T, touched, own, x, index = scratch(longest_row(indptr, np.arange(len(indptr) - 1)), n_fields, k)
+    work = scratch(longest_row(indptr, np.arange(len(indptr) - 1)), n_fields, k)
+    T, _, _, x, index = work
     column = (n_fields * k + 7) // 8 * 8
     for i in range(len(dlogit)):
-        a, b = indptr[i], indptr[i + 1]
-        n, m = _enter_row(a, b, norms[i], ids, fields, values, n_fields, x, index)
+        n, m = _enter_row(indptr[i], indptr[i + 1], norms[i], ids, fields, values, n_fields, x, index)
         _sum_fields(n, m, k, x, index, table, T)
-        _mark_touched(m, k, index, touched)
-        h = (m * k + 7) // 8 * 8
-        for t in range(n):
-            j, q, u = index[1, t], index[2, t], local[index[0, t]]
-            at, kx = np.int64(q) * h, dlogit[i] * x[t]
-            _take_out(j, q, k, x[t], index, table, at, T, touched, own)
-            _add_blocks(m == n_fields, j, at, m, k, kx, index, T, touched, table, l2, l1, grad, u)
-            _put_back(q, k, at, T, touched, own)
-            if linear:
-                w = table[j, column]
-                grad[u, column] += kx + l2 * w + l1 * sign(w)
+        _add_row(n, m, k, m == n_fields, dlogit[i], work, local, table, l2, l1, grad, linear, column)
+
+
+@jit
+def gradient(csr, target, loss, table, shape, local, b0, penalty, grad, sums):
+    """`forward`, the loss and `backward` in one pass; sums float64[3] += loss, weight, slope of the bias."""
+    (indptr, ids, fields, values, norms), (labels, weights) = csr, target
+    (n_fields, k, linear), (l2, l1) = shape, penalty
+    work = scratch(longest_row(indptr, np.arange(len(indptr) - 1)), n_fields, k)
+    T, _, _, x, index = work
+    column = (n_fields * k + 7) // 8 * 8
+    for i in range(len(labels)):
+        a, b = indptr[i], indptr[i + 1]
+        if i + 1 < len(labels):
+            fetch_entries(table, ids, b, indptr[i + 2], column + linear)
+            fetch_entries(grad, local, b, indptr[i + 2], column + linear)
+        n, m = _enter_row(a, b, norms[i], ids, fields, values, n_fields, x, index)
+        full = m == n_fields
+        _sum_fields(n, m, k, x, index, table, T)
+        z = b0 + _row_logit(n, m, k, full, x, index, table, linear, column, T)
+        kappa = add_loss(loss, z, labels, weights, i, sums)
+        _add_row(n, m, k, full, kappa, work, local, table, l2, l1, grad, linear, column)
 
 
 @inline

@@ -14,8 +14,9 @@ from functools import cache
 import numpy as np
 
 from . import simd
+from .ahead import fetch_entries
 from .jit import inline, jit
-from .losses import point_loss, point_slope
+from .losses import add_loss, point_loss, point_slope
 from .steps import FTRL, sign, step, step8, step_bias
 
 AHEAD = 4  # rows by which memory is asked for in advance
@@ -59,6 +60,8 @@ def forward(csr, table, shape, b0, logit):
     (indptr, ids, values, norms), (h, linear) = csr, shape
     total = np.empty(h, np.float32)
     for i in range(len(logit)):
+        if i + AHEAD < len(logit):
+            fetch_entries(table, ids, indptr[i + AHEAD], indptr[i + AHEAD + 1], h + linear)
         z = _row_logit(indptr[i], indptr[i + 1], norms[i], ids, values, table, h, linear, total)
         logit[i] = b0 + z
 
@@ -75,22 +78,51 @@ def _add_entry(j, x, kx, total, table, h, l2, l1, grad, u):
         simd.store8(grad, to + c, simd.add(simd.load8(grad, to + c), simd.add(slope, pull)))
 
 
+@inline
+def _add_row(a, b, r, kappa, ids, local, values, table, h, linear, l2, l1, total, grad):
+    """Gradient of one row whose S is in `total`."""
+    for e in range(a, b):
+        j, u, x = ids[e], local[e], _entry(e, r, values)
+        if j < 0 or x == 0:
+            continue
+        _add_entry(j, x, kappa * x, total, table, h, l2, l1, grad, u)
+        if linear:
+            w = table[j, h]
+            grad[u, h] += kappa * x + l2 * w + l1 * sign(w)
+
+
+@inline
+def _fetch(i, n, indptr, ids, local, table, grad, width):
+    """Ask for what row i + AHEAD of n will touch."""
+    if i + AHEAD < n:
+        fetch_entries(table, ids, indptr[i + AHEAD], indptr[i + AHEAD + 1], width)
+        fetch_entries(grad, local, indptr[i + AHEAD], indptr[i + AHEAD + 1], width)
+
+
 @jit
 def backward(csr, table, shape, local, dlogit, penalty, grad):
     """Add to grad float32[u, h + linear] the gradient of sum_i dlogit[i] logit[i] and of the regulariser."""
     (indptr, ids, values, norms), (h, linear), (l2, l1) = csr, shape, penalty
     total = np.empty(h, np.float32)
     for i in range(len(dlogit)):
-        _row_logit(indptr[i], indptr[i + 1], norms[i], ids, values, table, h, linear, total)
-        kappa = dlogit[i]
-        for e in range(indptr[i], indptr[i + 1]):
-            j, u, x = ids[e], local[e], _entry(e, norms[i], values)
-            if j < 0 or x == 0:
-                continue
-            _add_entry(j, x, kappa * x, total, table, h, l2, l1, grad, u)
-            if linear:
-                w = table[j, h]
-                grad[u, h] += kappa * x + l2 * w + l1 * sign(w)
+        _fetch(i, len(dlogit), indptr, ids, local, table, grad, h + linear)
+        a, b, r = indptr[i], indptr[i + 1], norms[i]
+        _row_logit(a, b, r, ids, values, table, h, linear, total)
+        _add_row(a, b, r, dlogit[i], ids, local, values, table, h, linear, l2, l1, total, grad)
+
+
+@jit
+def gradient(csr, target, loss, table, shape, local, b0, penalty, grad, sums):
+    """`forward`, the loss and `backward` in one pass; sums float64[3] += loss, weight, slope of the bias."""
+    (indptr, ids, values, norms), (labels, weights) = csr, target
+    (h, linear), (l2, l1) = shape, penalty
+    total = np.empty(h, np.float32)
+    for i in range(len(labels)):
+        _fetch(i, len(labels), indptr, ids, local, table, grad, h + linear)
+        a, b, r = indptr[i], indptr[i + 1], norms[i]
+        z = b0 + _row_logit(a, b, r, ids, values, table, h, linear, total)
+        kappa = add_loss(loss, z, labels, weights, i, sums)
+        _add_row(a, b, r, kappa, ids, local, values, table, h, linear, l2, l1, total, grad)
 
 
 @inline

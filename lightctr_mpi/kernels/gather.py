@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from .jit import jit_exact
+from .simd import prefetch
+
+AHEAD = 8  # rows that memory is asked for in advance
+LINE = 16  # entries in a cache line
 
 
 @jit_exact
@@ -18,6 +22,10 @@ def copy_rows(indptr, column, rows, places, starts, out):
         out: int32[...].
     """
     for i in range(len(rows)):
+        if i + AHEAD < len(rows):
+            later = rows[i + AHEAD]
+            for e in range(indptr[later], indptr[later + 1], LINE):
+                prefetch(column, e)
         first = indptr[rows[i]]
         to = starts[places[i]]
         for e in range(indptr[rows[i] + 1] - first):

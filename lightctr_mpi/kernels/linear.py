@@ -14,8 +14,9 @@ from functools import cache
 import numpy as np
 
 from . import simd
-from .jit import jit
-from .losses import point_loss, point_slope
+from .ahead import fetch_entries
+from .jit import inline, jit
+from .losses import add_loss, point_loss, point_slope
 from .steps import sign, step, step_bias
 
 AHEAD = 8  # rows by which memory is asked for in advance
@@ -37,7 +38,19 @@ def forward(csr, table, b0, logit):
     """logit[i] of every row; b0: float32, the bias or 0."""
     indptr, ids, values, norms = csr
     for i in range(len(logit)):
+        if i + AHEAD < len(logit):
+            fetch_entries(table, ids, indptr[i + AHEAD], indptr[i + AHEAD + 1], 1)
         logit[i] = b0 + _row_logit(indptr[i], indptr[i + 1], norms[i], ids, values, table)
+
+
+@inline
+def _add_row(a, b, r, kappa, ids, local, values, table, l2, l1, grad):
+    """Gradient of one row."""
+    for e in range(a, b):
+        v = r * (values[e] if values.size > 0 else np.float32(1))
+        if ids[e] >= 0 and v != 0:
+            w = table[ids[e], 0]
+            grad[local[e], 0] += kappa * v + l2 * w + l1 * sign(w)
 
 
 @jit
@@ -45,11 +58,22 @@ def backward(csr, table, local, dlogit, penalty, grad):
     """grad[local[e], 0] += dlogit[i] v + l2 w + l1 sign(w). dlogit: float32[n]; grad: float32[u, 1]."""
     (indptr, ids, values, norms), (l2, l1) = csr, penalty
     for i in range(len(dlogit)):
-        for e in range(indptr[i], indptr[i + 1]):
-            v = norms[i] * (values[e] if values.size > 0 else np.float32(1))
-            if ids[e] >= 0 and v != 0:
-                w = table[ids[e], 0]
-                grad[local[e], 0] += dlogit[i] * v + l2 * w + l1 * sign(w)
+        a, b = indptr[i], indptr[i + 1]
+        _add_row(a, b, norms[i], dlogit[i], ids, local, values, table, l2, l1, grad)
+
+
+@jit
+def gradient(csr, target, loss, table, local, b0, penalty, grad, sums):
+    """`forward`, the loss and `backward` in one pass; sums float64[3] += loss, weight, slope of the bias."""
+    (indptr, ids, values, norms), (labels, weights), (l2, l1) = csr, target, penalty
+    for i in range(len(labels)):
+        if i + AHEAD < len(labels):
+            fetch_entries(table, ids, indptr[i + AHEAD], indptr[i + AHEAD + 1], 1)
+            fetch_entries(grad, local, indptr[i + AHEAD], indptr[i + AHEAD + 1], 1)
+        a, b = indptr[i], indptr[i + 1]
+        z = b0 + _row_logit(a, b, norms[i], ids, values, table)
+        kappa = add_loss(loss, z, labels, weights, i, sums)
+        _add_row(a, b, norms[i], kappa, ids, local, values, table, l2, l1, grad)
 
 
 @cache

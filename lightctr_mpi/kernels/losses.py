@@ -38,6 +38,20 @@ def point_slope(code, logit, label):
 
 
 @jit_exact
+def add_loss(code, logit, labels, weights, i, sums):
+    """Add row i to sums float64[3] (weighted loss, weight, weighted slope); returns that slope, float32.
+
+    labels: float32[n]; weights: float32[n], or empty for ones.
+    """
+    weight = np.float64(weights[i]) if weights.size > 0 else 1.0
+    slope = np.float32(weight * point_slope(code, logit, labels[i]))
+    sums[0] += weight * point_loss(code, logit, labels[i])
+    sums[1] += weight
+    sums[2] += slope
+    return slope
+
+
+@jit_exact
 def slopes(code, logit, labels, weights, out):
     """out[i] = weight of row i times the slope of its loss.
 

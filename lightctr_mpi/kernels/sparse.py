@@ -6,6 +6,7 @@ import numpy as np
 
 from .jit import jit, jit_exact
 from .memory import alloc_rows, row_stride
+from .simd import prefetch
 
 __all__ = [
     "alloc_rows",
@@ -19,11 +20,16 @@ __all__ = [
 ]
 
 
+_AHEAD = 32  # entries that memory is asked for in advance
+
+
 @jit_exact
 def _mark(ids, scratch, found):
     """Write each distinct non-negative id once into `found` and mark it in `scratch`; returns how many."""
     u = 0
     for e in range(len(ids)):
+        if e + _AHEAD < len(ids):
+            prefetch(scratch, ids[e + _AHEAD])
         j = ids[e]
         if j >= 0 and scratch[j] < 0:
             scratch[j] = 0
@@ -38,6 +44,8 @@ def _number(ids, unique, scratch, local):
     for u in range(len(unique)):
         scratch[unique[u]] = u
     for e in range(len(ids)):
+        if e + _AHEAD < len(ids):
+            prefetch(scratch, ids[e + _AHEAD])
         local[e] = scratch[ids[e]] if ids[e] >= 0 else -1
     for u in range(len(unique)):
         scratch[unique[u]] = -1

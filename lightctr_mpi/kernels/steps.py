@@ -15,9 +15,11 @@ import math
 import numpy as np
 
 from . import simd
+from .ahead import fetch_entries
 from .jit import inline, jit
 
 SGD, ADAGRAD, FTRL = 0, 1, 2
+AHEAD = 8  # rows that memory is asked for in advance
 ZERO, ONE = np.float32(0), np.float32(1)
 
 
@@ -60,12 +62,18 @@ def step(opt, table, row, column, state, state_row, slot, width, g, hyper):
 @inline
 def step8(opt, table, offset, slot, g, rate8):
     """SGD or Adagrad on 8 neighbouring coordinates; `slot` is the offset of their sums of squares."""
+    step8_apart(opt, table, offset, table, slot, g, rate8)
+
+
+@inline
+def step8_apart(opt, table, offset, state, slot, g, rate8):
+    """`step8` with the sums of squares in an array of their own, from offset `slot`."""
     w = simd.load8(table, offset)
     if opt == SGD:
         simd.store8(table, offset, simd.sub(w, simd.mul(rate8, g)))
     else:
-        s = simd.fma(g, g, simd.load8(table, slot))
-        simd.store8(table, slot, s)
+        s = simd.fma(g, g, simd.load8(state, slot))
+        simd.store8(state, slot, s)
         simd.store8(table, offset, simd.sub(w, simd.mul(rate8, simd.div(g, simd.sqrt(s)))))
 
 
@@ -96,11 +104,24 @@ def _make_apply_rows(opt: int):
         """
         if state_column < 0 or width < 0:
             return  # never: tells the compiler that no index counts from the end
+        whole = width - width % 8 if opt != FTRL else 0
+        scale8, rate8 = simd.splat8(scale), simd.splat8(hyper[0])
+        slots = width * opt  # SGD, Adagrad and FTRL are 0, 1, 2: as many slots of state
         for i in range(len(row_ids)):
+            if i + AHEAD < len(row_ids):
+                fetch_entries(table, row_ids, i + AHEAD, i + AHEAD + 1, width)
+                if slots:
+                    later = np.int64(state_ids[i + AHEAD]) * state.shape[1] + state_column
+                    for c in range(0, slots, 16):
+                        simd.prefetch(state, later + c)
             row, state_row = row_ids[i], state_ids[i]
             if row < 0 or state_row < 0:
                 continue
-            for c in range(width):
+            to, slot = np.int64(row) * table.shape[1], np.int64(state_row) * state.shape[1] + state_column
+            for c in range(0, whole, 8):
+                g8 = simd.mul(scale8, simd.load8(grads, i * width + c))
+                step8_apart(opt, table, to + c, state, slot + c, g8, rate8)
+            for c in range(whole, width):
                 g = scale * grads[i, c]
                 step(opt, table, row, c, state, state_row, state_column + c, width, g, hyper)
 

@@ -55,6 +55,9 @@ class Model:
     def _backward(self, csr, rows, local, dlogit, penalty, grad) -> None:
         raise NotImplementedError
 
+    def _gradient(self, csr, target, rows, local, b0, penalty, grad, sums) -> None:
+        raise NotImplementedError
+
     def _sweep(self, csr, target, order, rows, bias, optimizer, penalty, sums) -> None:
         raise NotImplementedError
 
@@ -101,6 +104,30 @@ class Model:
         self._backward(self._csr(block, ids), rows, own(local, np.int32), dlogit, floats(l2, l1), grad)
         dbias[0] += dlogit.sum(dtype=np.float64)
 
+    def gradient(
+        self,
+        block: Block,
+        rows: np.ndarray,
+        ids: np.ndarray,
+        local: np.ndarray,
+        bias: np.ndarray,
+        l2: float,
+        l1: float,
+        grad: np.ndarray,
+    ) -> tuple[float, float, float]:
+        """`forward`, the loss and `backward` in one pass over the rows.
+
+        Returns:
+            Over the block, the sums of the weighted losses, of the sample weights, and of the slopes: the
+            gradient of the bias (also when the bias is off).
+        """
+        b0 = np.float32(bias[0]) if self.bias else np.float32(0)
+        sums = np.zeros(3, np.float64)
+        csr, local = self._csr(block, ids), own(local, np.int32)
+        self._gradient(csr, _target(block), rows, local, b0, floats(l2, l1), grad, sums)
+        loss, weight, slope = sums.tolist()
+        return loss, weight, slope
+
     def sweep(
         self,
         block: Block,
@@ -118,10 +145,8 @@ class Model:
             rows: weights as everywhere, the optimizer's state beside them from column `width` on.
             sums: float64[2]; adds the weighted losses before each update, and the sample weights.
         """
-        weights = _NO_FLOATS if block.weights is None else own(block.weights, np.float32)
-        target, penalty = (own(block.labels, np.float32), weights), floats(*optimizer.penalty)
-        order = own(order, np.int64)
-        self._sweep(self._csr(block, ids), target, order, rows, bias, optimizer, penalty, sums)
+        penalty, order = floats(*optimizer.penalty), own(order, np.int64)
+        self._sweep(self._csr(block, ids), _target(block), order, rows, bias, optimizer, penalty, sums)
 
     def _csr(self, block: Block, ids: np.ndarray) -> tuple[Any, ...]:
         """indptr, ids, (fields,) values, norms as the kernels take them."""
@@ -138,3 +163,9 @@ class Model:
         """Ints that specialise a sweep: optimizer, loss, whether L1 enters the gradient, whether there is a
         bias."""
         return optimizer.code, self.loss, int(optimizer.penalty[1] != 0), int(self.bias)
+
+
+def _target(block: Block) -> tuple[np.ndarray, np.ndarray]:
+    """labels and weights as the kernels take them."""
+    weights = _NO_FLOATS if block.weights is None else own(block.weights, np.float32)
+    return own(block.labels, np.float32), weights

@@ -38,6 +38,9 @@ class FieldAwareFactorizationMachine(Model):
     def _backward(self, csr, rows, local, dlogit, penalty, grad):
         ffm.backward(csr, rows, self._shape, local, dlogit, penalty, grad)
 
+    def _gradient(self, csr, target, rows, local, b0, penalty, grad, sums):
+        ffm.gradient(csr, target, self.loss, rows, self._shape, local, b0, penalty, grad, sums)
+
     def _sweep(self, csr, target, order, rows, bias, optimizer, penalty, sums):
         kernel = ffm.make_sweep(*self._sweep_codes(optimizer))
         kernel(csr, target, order, rows, self._shape, self.width, bias, optimizer.hyper, penalty, sums)

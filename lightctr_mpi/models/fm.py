@@ -29,6 +29,10 @@ class FactorizationMachine(Model):
     def _backward(self, csr, rows, local, dlogit, penalty, grad):
         fm.backward(csr, rows, (self._columns, int(self.linear)), local, dlogit, penalty, grad)
 
+    def _gradient(self, csr, target, rows, local, b0, penalty, grad, sums):
+        shape = (self._columns, int(self.linear))
+        fm.gradient(csr, target, self.loss, rows, shape, local, b0, penalty, grad, sums)
+
     def _sweep(self, csr, target, order, rows, bias, optimizer, penalty, sums):
         kernel = fm.make_sweep(*self._sweep_codes(optimizer))
         kernel(

@@ -21,6 +21,9 @@ class LogisticRegression(Model):
     def _backward(self, csr, rows, local, dlogit, penalty, grad):
         linear.backward(csr, rows, local, dlogit, penalty, grad)
 
+    def _gradient(self, csr, target, rows, local, b0, penalty, grad, sums):
+        linear.gradient(csr, target, self.loss, rows, local, b0, penalty, grad, sums)
+
     def _sweep(self, csr, target, order, rows, bias, optimizer, penalty, sums):
         kernel = linear.make_sweep(*self._sweep_codes(optimizer))
         kernel(csr, target, order, rows, self.width, bias, optimizer.hyper, penalty, sums)

@@ -144,7 +144,6 @@ class Worker:
         grad = np.zeros((len(batch.keys), self.model.width), np.float32)
         dbias, sums = add_gradient(
             self.model,
-            self.run.model.loss,
             self.optimizer.penalty,
             batch.block,
             batch.rows,

@@ -50,14 +50,13 @@ class Ring(Replica):
         optimizer: Optimizer,
         keys: np.ndarray,
         seed: int,
-        loss: str,
         batch_size: int,
         options: RingOptions,
     ):
         self.comm, self.rank, self.size = comm, comm.Get_rank(), comm.Get_size()
         bounds = segments(len(keys), self.size)
         owned = (int(bounds[self.rank]), int(bounds[self.rank + 1]))
-        super().__init__(Shard(model, optimizer, keys, seed, owned), loss, batch_size)
+        super().__init__(Shard(model, optimizer, keys, seed, owned), batch_size)
         self.bounds = bounds
         self._arrays = Scratch()
         self._dense_above = options.dense_above

@@ -115,18 +115,22 @@ class RowStore:
             has_labels=self.meta.has_labels,
         )
 
-    def block(self, rows: np.ndarray) -> Block:
-        """The given rows (int64[m], any order, repetitions allowed) as a Block of their own."""
+    def block(self, rows: np.ndarray, with_fields: bool = True) -> Block:
+        """The given rows (int64[m], any order, repetitions allowed) as a Block of their own.
+
+        with_fields: False leaves the fields out, for models that do not look at them.
+        """
         rows = np.ascontiguousarray(rows, np.int64)
         if len(rows) and (rows.min() < 0 or rows.max() >= self.n_rows):
             raise IndexError(f"rows {rows.min()} to {rows.max()} of a store of {self.n_rows}")
         if self.mapped:
             places = np.arange(len(rows))
-            return self._gather(rows, [places] if len(rows) else [], self.n_rows)
+            return self._gather(rows, [places] if len(rows) else [], self.n_rows, with_fields)
         stretch = rows // BLOCK_ROWS
         order = np.argsort(stretch, kind="stable")
         cuts = np.flatnonzero(np.diff(stretch[order])) + 1
-        return self._gather(rows, [places for places in np.split(order, cuts) if len(places)], BLOCK_ROWS)
+        groups = [places for places in np.split(order, cuts) if len(places)]
+        return self._gather(rows, groups, BLOCK_ROWS, with_fields)
 
     def close(self) -> None:
         """Let go of the file; views of a mapped store stay valid as long as somebody holds them."""
@@ -162,7 +166,7 @@ class RowStore:
     def _optional(self, name: str, first: int, end: int) -> np.ndarray | None:
         return self.column(name, first, end) if name in self._columns else None
 
-    def _gather(self, rows: np.ndarray, groups: list[np.ndarray], size: int) -> Block:
+    def _gather(self, rows: np.ndarray, groups: list[np.ndarray], size: int, with_fields: bool) -> Block:
         """The Block of `rows`; a group holds positions in `rows` that fall into one stretch of rows."""
         lengths = np.zeros(len(rows), np.int64)
         for places in groups:
@@ -171,13 +175,13 @@ class RowStore:
             indptr = part.indptr if part else self.column("indptr", first, min(first + size, self.n_rows) + 1)
             local = rows[places] - first
             lengths[places] = indptr[local + 1] - indptr[local]
-        out = self._room_for(lengths)
+        out = self._room_for(lengths, with_fields)
         for places in groups:
             number = int(rows[places[0]]) // size
             part, local = self._stretch(number, size), rows[places] - number * size
             for name in ("ids", "fields", "values"):
                 column, target = getattr(part, name), getattr(out, name)
-                if column is not None:
+                if target is not None:
                     bits = column.view(np.int32)
                     copy_rows(part.indptr, bits, local, places, out.indptr, target.view(np.int32))
             for name in ("labels", "weights", "groups"):
@@ -186,7 +190,7 @@ class RowStore:
                     target[places] = column[local]
         return out
 
-    def _room_for(self, lengths: np.ndarray) -> Block:
+    def _room_for(self, lengths: np.ndarray, with_fields: bool) -> Block:
         """A Block of rows of these lengths, its arrays still to be filled."""
         indptr = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths, out=indptr[1:])
@@ -197,7 +201,7 @@ class RowStore:
 
         ids, labels = np.empty(nnz, np.int32), np.empty(len(lengths), np.float32)
         optional = (
-            of("fields", nnz),
+            of("fields", nnz) if with_fields else None,
             of("values", nnz),
             labels,
             of("weights", len(lengths)),

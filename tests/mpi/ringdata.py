@@ -97,12 +97,12 @@ def ring_of(
     comm, name: str, optimizer: str, keys: np.ndarray, batch: int, dense_above: float = 0.25, **options: Any
 ) -> Ring:
     chosen = RingOptions(dense_above=dense_above, **options)
-    return Ring(comm, *model_of(name, optimizer), keys, SEED, "logistic", batch, chosen)
+    return Ring(comm, *model_of(name, optimizer), keys, SEED, batch, chosen)
 
 
 def replica_of(name: str, optimizer: str, keys: np.ndarray, batch: int) -> Replica:
     """One process that holds everything: what a ring has to equal."""
-    return Replica(Shard(*model_of(name, optimizer), keys, SEED), "logistic", batch)
+    return Replica(Shard(*model_of(name, optimizer), keys, SEED), batch)
 
 
 def bind(rows: RowStore, name: str) -> BoundRows:

@@ -29,7 +29,7 @@ def known_model(comm, folder: Path) -> str:
     keys = np.arange(101, dtype=np.uint64)
     options = ModelOptions(name="lr", k=0, init_scale=1.0, bias=False)
     moves = optim.build(OptimizerOptions(name="sgd"), "lr")
-    replica = Replica(Shard(models.build(options, 0, "logistic"), moves, keys, 1), "logistic", 1)
+    replica = Replica(Shard(models.build(options, 0, "logistic"), moves, keys, 1), 1)
     replica.shard.weights(0, 101)[:, 0] = (np.arange(101) - 50) / 25
     path = folder / "known.h5"
     if comm.rank == 0:

@@ -1,0 +1,202 @@
+"""One machine, beside other trainers: python benchmarks/peers.py --train a.ffm --test b.ffm
+
+Runs this program and those of ffm-train (libffm), xlearn_train (xLearn) and libFM that are on PATH in turn
+(A B A B ...) on the same rows, with the same numbers of epochs and threads, and prints learning speed (median
+over repeats of the median epoch), its ratio to each of the others, peak memory, and test logloss by epoch.
+Without --train it makes rows of 39 fields by `synth`. FFM takes libffm's settings (no bias, no linear part,
+uniform start, rate 0.2, lambda 2e-5); else all have their defaults, but for k.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+LIBFFM_SETTINGS = (
+    "--model.bias false --model.linear false --model.init uniform --optimizer.lr 0.2 --optimizer.l2 2e-5"
+)
+
+
+@dataclass
+class Job:
+    """What all contestants are given."""
+
+    model: str
+    k: int
+    train: Path
+    test: Path
+    svm: Path  # the training rows without fields
+    svm_test: Path
+    epochs: int
+    threads: int
+    rows: int
+    folder: Path
+    ours: str
+
+
+@dataclass
+class Result:
+    """Rows per second of each epoch, test logloss by epoch, peak resident MB."""
+
+    rates: list[float] = field(default_factory=list)
+    logloss: list[float] = field(default_factory=list)
+    memory: float = 0.0
+
+
+def execute(command: list[str], folder: Path, limit: float = 3600) -> tuple[str, float]:
+    """Standard output and peak memory in MB of a command."""
+    script = (
+        "import resource,subprocess,sys;"
+        "r=subprocess.run(sys.argv[1:],stdout=sys.stdout,stderr=subprocess.STDOUT).returncode;"
+        "m=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss;print(f'\\npeak {m} kB');sys.exit(r)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *command],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=limit,
+        env={**os.environ, "USER": os.environ.get("USER", "user")},  # xLearn wants one
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    peak = re.findall(r"peak (\d+) kB", done.stdout)[-1]
+    return done.stdout, int(peak) / 1024
+
+
+def ours(job: Job, judged: bool) -> Result:
+    words = ["train", "--data.train", str(job.train), "--model.name", job.model, "--out", f"{job.folder}/run"]
+    words += ["--train.epochs", str(job.epochs), "--train.patience", "0", "--train.threads", str(job.threads)]
+    words += [] if job.model == "lr" else ["--model.k", str(job.k)]
+    words += job.ours.split() + ["--checkpoint.every", "0", "--quiet"]
+    words += ["--data.valid", str(job.test)] if judged else []
+    _, memory = execute([sys.executable, "-m", "lightctr_mpi", *words], job.folder)
+    records = [json.loads(line) for line in (job.folder / "run/metrics.jsonl").read_text().splitlines()]
+    rates = [record["rows_per_second"] for record in records]
+    return Result(rates, [record["valid_logloss"] for record in records] if judged else [], memory)
+
+
+def libffm(job: Job, judged: bool) -> Result:
+    command = ["ffm-train", "-k", str(job.k), "-t", str(job.epochs), "-s", str(job.threads)]
+    command += ["-p", str(job.test)] if judged else []
+    text, memory = execute([*command, str(job.train), "libffm.model"], job.folder)
+    lines = re.findall(r"^[ \t]*\d+((?:[ \t]+[\d.]+)+)[ \t]*$", text, re.M)
+    columns = [list(map(float, line.split())) for line in lines]
+    ends = [0.0, *(column[-1] for column in columns)]
+    rates = [job.rows / max(b - a, 1e-9) for a, b in zip(ends, ends[1:], strict=False)]
+    return Result(rates, [column[1] for column in columns] if judged else [], memory)
+
+
+def xlearn(job: Job, judged: bool) -> Result:
+    kind = {"lr": "0", "fm": "1", "ffm": "2"}[job.model]
+    train, test = (job.train, job.test) if job.model == "ffm" else (job.svm, job.svm_test)
+    command = ["xlearn_train", str(train), "-s", kind, "-e", str(job.epochs), "-k", str(job.k)]
+    command += ["-nthread", str(job.threads), "--dis-es", "-m", "xlearn.model"]
+    command += ["-v", str(test)] if judged else []
+    text, memory = execute(command, job.folder)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    lines = re.findall(r"^(?:\[ *\d+% *\])?[ \t]*\d+((?:[ \t]+[\d.]+)+)[ \t]*$", text, re.M)
+    columns = [list(map(float, line.split())) for line in lines]
+    rates = [job.rows / max(column[-1], 1e-9) for column in columns]
+    return Result(rates, [column[1] for column in columns] if judged else [], memory)
+
+
+def libfm(job: Job, judged: bool) -> Result:
+    command = ["libFM", "-task", "c", "-method", "sgd", "-learn_rate", "0.05", "-init_stdev", "0.1"]
+    command += ["-train", str(job.svm), "-test", str(job.svm_test), "-iter", str(job.epochs)]
+    command += ["-dim", f"1,1,{job.k}", "-rlog", "libfm.log"]
+    _, memory = execute(command, job.folder)
+    head, *lines = (line.split("\t") for line in (job.folder / "libfm.log").read_text().splitlines())
+    at = head.index("time_learn")
+    return Result([job.rows / max(float(line[at]), 1e-9) for line in lines], [], memory)
+
+
+Runner = Callable[[Job, bool], Result]
+PEERS: dict[str, tuple[str, tuple[str, ...], Runner]] = {  # name -> (program, models, runner)
+    "libffm": ("ffm-train", ("ffm",), libffm),
+    "xLearn": ("xlearn_train", ("lr", "fm", "ffm"), xlearn),
+    "libFM": ("libFM", ("fm",), libfm),
+}
+
+
+def without_fields(source: Path, target: Path) -> Path:
+    """libsvm text of libffm text."""
+    with open(source) as rows, open(target, "w") as out:
+        for row in rows:
+            out.write(re.sub(r"\d+:(\d+:)", r"\1", row))
+    return target
+
+
+def compete(job: Job, repeat: int) -> None:
+    """Run all in turn and print their table."""
+    runners: dict[str, Runner] = {"lightctr_mpi": ours}
+    for name, (program, models, runner) in PEERS.items():
+        if job.model in models and shutil.which(program) and not (name == "libFM" and job.threads > 1):
+            runners[name] = runner
+    speeds: dict[str, list[float]] = {name: [] for name in runners}
+    memory: dict[str, float] = {}
+    for _ in range(repeat):
+        for name, runner in runners.items():
+            result = runner(job, False)
+            speeds[name].append(statistics.median(result.rates[1:] or result.rates))
+            memory[name] = result.memory
+    for name, runner in runners.items():
+        speed = statistics.median(speeds[name])
+        ratio = statistics.median(speeds["lightctr_mpi"]) / speed
+        losses = runner(job, True).logloss
+        shown = " ".join(f"{loss:.4f}" for loss in losses) or "-"
+        about = f"{job.model} k={job.k}" if job.model != "lr" else "lr"
+        print(
+            f"{about:<9} {name:<13} {speed:>11,.0f} {ratio:>7.2f} {memory[name]:>8,.0f}   {shown}", flush=True
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--train", type=Path, help="libffm text (default: made by synth)")
+    parser.add_argument("--test", type=Path, help="libffm text to judge by")
+    parser.add_argument("--rows", type=int, default=100_000, help="rows that synth makes")
+    parser.add_argument("--keys", type=int, default=600_000, help="keys that synth has")
+    parser.add_argument("--models", nargs="+", default=["ffm", "fm", "lr"])
+    parser.add_argument("--k", type=int, nargs="+", default=[4, 8])
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--ours", default="", help="more options of this program")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if args.train is None:
+            args.train, args.test = folder / "train.ffm", folder / "test.ffm"
+            words = f"synth --rows {args.rows} --keys {args.keys} --out {args.train} --test-out {args.test}"
+            execute([sys.executable, "-m", "lightctr_mpi", *words.split()], folder)
+        train, test = folder / "rows.ffm", folder / "judge.ffm"  # xLearn leaves files beside its data
+        os.symlink(args.train.absolute(), train)
+        os.symlink(args.test.absolute(), test)
+        svm, svm_test = without_fields(train, folder / "train.svm"), without_fields(test, folder / "test.svm")
+        with open(train, "rb") as file:
+            rows = sum(1 for _ in file)
+        print(f"{rows:,} rows, {args.epochs} epochs, {args.threads} threads, median of {args.repeat}")
+        print("model     program           rows/s   ratio       MB   test logloss of each epoch")
+        for model in args.models:
+            settings = LIBFFM_SETTINGS if model == "ffm" and not args.ours else args.ours
+            for k in args.k if model != "lr" else [0]:
+                common = (train, test, svm, svm_test, args.epochs, args.threads, rows, folder, settings)
+                compete(Job(model, k, *common), args.repeat)
+
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    main()

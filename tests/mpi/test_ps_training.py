@@ -406,7 +406,7 @@ def test_nothing_is_kept_back_in_the_end(world, folder, servers, way, size, cons
     steps = list(steps_of(3 * batch, batch, 7))
     gradients = np.random.default_rng(5).normal(scale=size, size=(len(b.keys), 64)).astype(np.float32)
 
-    def fixed(model, loss, penalty, block, rows, ids, local, bias, grad):
+    def fixed(model, penalty, block, rows, ids, local, bias, grad):
         grad[local] = block.n_rows * gradients[block.ids, : grad.shape[1]]
         return 0.0, StepSums(0.0, float(block.n_rows), block.n_rows)
 

@@ -87,12 +87,12 @@ def test_gradients_equal_the_reference(name, kind, k):
             np.testing.assert_allclose(value, total[key], rtol=3e-5, atol=3e-6, err_msg=key)
 
 
-@pytest.mark.parametrize("loss", ["logistic", "squared"])
+@pytest.mark.parametrize(("loss", "k"), [("logistic", 4), ("squared", 5), ("logistic", 8)])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", MODELS)
-def test_the_pass_that_does_all_equals_its_parts(name, kind, loss):
+def test_the_pass_that_does_all_equals_its_parts(name, kind, loss, k):
     """`gradient` against `forward`, the loss and `backward`, with sample weights and penalties."""
-    model, _, rows, bias = make_model(name, KINDS[kind][0], loss=loss, k=5)
+    model, _, rows, bias = make_model(name, KINDS[kind][0], loss=loss, k=k)
     block = make_block(kind, n=20)
     block.weights = np.random.default_rng(2).uniform(0.5, 2, 20).astype(np.float32)
     logit, dlogit = np.empty(20, np.float32), np.empty(20, np.float32)
@@ -107,12 +107,13 @@ def test_the_pass_that_does_all_equals_its_parts(name, kind, loss):
     np.testing.assert_allclose(grad, expected[unique], rtol=1e-5, atol=1e-6 * scale)
 
 
+@pytest.mark.parametrize("k", [4, 16])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("options", OPTIMIZERS, ids=lambda o: o.name)
 @pytest.mark.parametrize("name", MODELS)
-def test_sweep_equals_the_sequential_reference(name, options, kind):
+def test_sweep_equals_the_sequential_reference(name, options, kind, k):
     block, order = make_block(kind, 20), np.random.default_rng(4).permutation(20)
-    model, moves, rows, bias = make_model(name, KINDS[kind][0], k=4, optimizer=options)
+    model, moves, rows, bias = make_model(name, KINDS[kind][0], k=k, optimizer=options)
     params, other = params_of(model, rows, bias), reference_optimizer(options)
     state, listed = reference.start(params, other), reference.rows_of(block)
     for _ in range(2):
@@ -150,13 +151,14 @@ def test_sweep_of_one_row_equals_a_batch_of_one_row(name, options):
         np.testing.assert_allclose(bias, swept_bias, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["several_per_field", "one_hot"])
 @pytest.mark.parametrize("name", MODELS)
-def test_sweep_with_sample_weights_l1_and_squared_loss(name):
-    block, rng = make_block("several_per_field", 20), np.random.default_rng(8)
+def test_sweep_with_sample_weights_l1_and_squared_loss(name, kind):
+    block, rng = make_block(kind, 20), np.random.default_rng(8)
     block.weights = rng.random(20).astype(np.float32)
     block.labels = rng.normal(size=20).astype(np.float32)
     options = OptimizerOptions(name="adagrad", lr=0.2, l2=0.01, l1=0.02)
-    model, moves, rows, bias = make_model(name, 4, loss="squared", k=8, optimizer=options)
+    model, moves, rows, bias = make_model(name, KINDS[kind][0], loss="squared", k=8, optimizer=options)
     params, other = params_of(model, rows, bias), reference_optimizer(options)
     state, order, sums = reference.start(params, other), np.arange(20), np.zeros(2)
     model.sweep(block, order, rows, block.ids, bias, moves, sums)

@@ -23,7 +23,7 @@ from functools import cache
 
 import numpy as np
 
-from . import simd
+from . import ffmpairs, simd
 from .ahead import fetch_entries
 from .jit import inline, jit
 from .losses import add_loss, point_loss, point_slope
@@ -180,20 +180,50 @@ def _put_back(q, k, at, T, touched, own):
         touched[q * k + d] = ONE
 
 
+@inline
+def _find_entries(n, k, n_fields, x, index, stride, pairs):
+    """Whether each field has one entry, as `ffmpairs` wants; if so, base and x of each go to `pairs`."""
+    base, by_field = pairs
+    if n != n_fields or (k != 4 and k % 8 != 0):
+        return False
+    for f in range(n_fields):
+        if index[4, f] != 1:
+            return False
+    for t in range(n):
+        base[index[2, t]] = np.int64(index[1, t]) * stride
+        by_field[index[2, t]] = x[t]
+    return True
+
+
+@inline
+def _logit_by_pairs(n, k, pairs, table, linear, column):
+    """Linear part and pairs of a row with one entry in each field."""
+    base, by_field = pairs
+    z = ffmpairs.logit(n, k, base, by_field, table)
+    if linear:
+        for f in range(n):
+            z += by_field[f] * table[base[f] // table.shape[1], column]
+    return z
+
+
 @jit
 def forward(csr, table, shape, b0, logit):
     """logit[i] of every row; b0: float32, the bias or 0; shape: (fields, k, whether there is a linear
     part)."""
     (indptr, ids, fields, values, norms), (n_fields, k, linear) = csr, shape
     T, _, _, x, index = scratch(longest_row(indptr, np.arange(len(indptr) - 1)), n_fields, k)
+    pairs = (np.empty(n_fields, np.int64), np.empty(n_fields, np.float32))
     column = (n_fields * k + 7) // 8 * 8
     for i in range(len(logit)):
         a, b = indptr[i], indptr[i + 1]
         if i + 1 < len(logit):
             fetch_entries(table, ids, b, indptr[i + 2], column + linear)
         n, m = _enter_row(a, b, norms[i], ids, fields, values, n_fields, x, index)
-        _sum_fields(n, m, k, x, index, table, T)
-        logit[i] = b0 + _row_logit(n, m, k, m == n_fields, x, index, table, linear, column, T)
+        if _find_entries(n, k, n_fields, x, index, table.shape[1], pairs):
+            logit[i] = b0 + _logit_by_pairs(n, k, pairs, table, linear, column)
+        else:
+            _sum_fields(n, m, k, x, index, table, T)
+            logit[i] = b0 + _row_logit(n, m, k, m == n_fields, x, index, table, linear, column, T)
 
 
 @inline
@@ -216,8 +246,8 @@ def _add_blocks(full, j, at, m, k, kx, index, T, touched, table, l2, l1, grad, u
 
 
 @inline
-def _add_row(n, m, k, full, kappa, work, local, table, l2, l1, grad, linear, column):
-    """Gradient of one row whose T is filled."""
+def _add_row(n, m, k, full, kappa, work, local, table, l2, l1, grad):
+    """Gradient of the factors of one row whose T is filled."""
     T, touched, own, x, index = work
     h = (m * k + 7) // 8 * 8
     _mark_touched(m, k, index, touched)
@@ -227,9 +257,14 @@ def _add_row(n, m, k, full, kappa, work, local, table, l2, l1, grad, linear, col
         _take_out(j, q, k, x[t], index, table, at, T, touched, own)
         _add_blocks(full, j, at, m, k, kx, index, T, touched, table, l2, l1, grad, u)
         _put_back(q, k, at, T, touched, own)
-        if linear:
-            w = table[j, column]
-            grad[u, column] += kx + l2 * w + l1 * sign(w)
+
+
+@inline
+def _add_linear(n, kappa, x, index, local, table, l2, l1, grad, column):
+    """Gradient of the linear weights of one row."""
+    for t in range(n):
+        w = table[index[1, t], column]
+        grad[local[index[0, t]], column] += kappa * x[t] + l2 * w + l1 * sign(w)
 
 
 @jit
@@ -242,7 +277,9 @@ def backward(csr, table, shape, local, dlogit, penalty, grad):
     for i in range(len(dlogit)):
         n, m = _enter_row(indptr[i], indptr[i + 1], norms[i], ids, fields, values, n_fields, x, index)
         _sum_fields(n, m, k, x, index, table, T)
-        _add_row(n, m, k, m == n_fields, dlogit[i], work, local, table, l2, l1, grad, linear, column)
+        _add_row(n, m, k, m == n_fields, dlogit[i], work, local, table, l2, l1, grad)
+        if linear:
+            _add_linear(n, dlogit[i], x, index, local, table, l2, l1, grad, column)
 
 
 @jit
@@ -252,6 +289,8 @@ def gradient(csr, target, loss, table, shape, local, b0, penalty, grad, sums):
     (n_fields, k, linear), (l2, l1) = shape, penalty
     work = scratch(longest_row(indptr, np.arange(len(indptr) - 1)), n_fields, k)
     T, _, _, x, index = work
+    pairs = (np.empty(n_fields, np.int64), np.empty(n_fields, np.float32))
+    grads = np.empty(n_fields, np.int64)
     column = (n_fields * k + 7) // 8 * 8
     for i in range(len(labels)):
         a, b = indptr[i], indptr[i + 1]
@@ -260,10 +299,22 @@ def gradient(csr, target, loss, table, shape, local, b0, penalty, grad, sums):
             fetch_entries(grad, local, b, indptr[i + 2], column + linear)
         n, m = _enter_row(a, b, norms[i], ids, fields, values, n_fields, x, index)
         full = m == n_fields
-        _sum_fields(n, m, k, x, index, table, T)
-        z = b0 + _row_logit(n, m, k, full, x, index, table, linear, column, T)
+        paired = _find_entries(n, k, n_fields, x, index, table.shape[1], pairs)
+        if paired:
+            z = b0 + _logit_by_pairs(n, k, pairs, table, linear, column)
+        else:
+            _sum_fields(n, m, k, x, index, table, T)
+            z = b0 + _row_logit(n, m, k, full, x, index, table, linear, column, T)
         kappa = add_loss(loss, z, labels, weights, i, sums)
-        _add_row(n, m, k, full, kappa, work, local, table, l2, l1, grad, linear, column)
+        if paired:
+            base, by_field = pairs
+            for t in range(n):
+                grads[index[2, t]] = np.int64(local[index[0, t]]) * grad.shape[1]
+            ffmpairs.add(True, n, k, kappa, base, grads, by_field, table, grad, penalty)
+        else:
+            _add_row(n, m, k, full, kappa, work, local, table, l2, l1, grad)
+        if linear:
+            _add_linear(n, kappa, x, index, local, table, l2, l1, grad, column)
 
 
 @inline
@@ -293,16 +344,12 @@ def _learn_blocks(opt, use_l1, full, j, at, m, k, kx, index, T, touched, table, 
 
 
 @inline
-def _learn_row(
-    opt, use_l1, linear, n, m, k, full, kappa, work, ids, ahead, table, slot, hyper, penalty, column
-):
-    """One step on the table row of every entry; asks for the table rows of the entries from `ahead` on."""
+def _learn_row(opt, use_l1, n, m, k, full, kappa, work, ids, ahead, table, slot, hyper, penalty):
+    """One step on the factors of every entry; asks for the table rows of the entries from `ahead` on."""
     T, touched, own, x, index = work
-    h, stride, width = (m * k + 7) // 8 * 8, table.shape[1], column + linear
+    h, width = (m * k + 7) // 8 * 8, slot
     for t in range(n):
-        if ahead + t < len(ids):
-            for c in range(0, stride, 16):
-                simd.prefetch(table, np.int64(ids[ahead + t]) * stride + c)
+        fetch_entries(table, ids, min(ahead + t, len(ids)), min(ahead + t + 1, len(ids)), table.shape[1])
         j, q = index[1, t], index[2, t]
         at, kx = np.int64(q) * h, kappa * x[t]
         _take_out(j, q, k, x[t], index, table, at, T, touched, own)
@@ -310,11 +357,17 @@ def _learn_row(
             opt, use_l1, full, j, at, m, k, kx, index, T, touched, table, slot, width, hyper, penalty
         )
         _put_back(q, k, at, T, touched, own)
-        if linear:
-            g = kx + penalty[0] * table[j, column]
-            if use_l1:
-                g += penalty[1] * sign(table[j, column])
-            step(opt, table, j, column, table, j, slot + column, width, g, hyper)
+
+
+@inline
+def _learn_linear(opt, use_l1, n, kappa, x, index, table, column, slot, hyper, penalty):
+    """One step on the linear weight of every entry."""
+    for t in range(n):
+        j = index[1, t]
+        g = kappa * x[t] + penalty[0] * table[j, column]
+        if use_l1:
+            g += penalty[1] * sign(table[j, column])
+        step(opt, table, j, column, table, j, slot + column, slot, g, hyper)
 
 
 @cache
@@ -326,6 +379,7 @@ def make_sweep(opt: int, loss: int, use_l1: int, use_bias: int):
         (indptr, ids, fields, values, norms), (labels, weights), (n_fields, k, linear) = csr, target, shape
         work = scratch(longest_row(indptr, order), n_fields, k)
         T, touched, _, x, index = work
+        pairs = (np.empty(n_fields, np.int64), np.empty(n_fields, np.float32))
         column = (n_fields * k + 7) // 8 * 8
         loss_sum, weight_sum = 0.0, 0.0
         for p in range(len(order)):
@@ -334,33 +388,30 @@ def make_sweep(opt: int, loss: int, use_l1: int, use_bias: int):
             ahead = indptr[order[p + 1]] if p + 1 < len(order) else len(ids)
             n, m = _enter_row(a, b, norms[i], ids, fields, values, n_fields, x, index)
             full = m == n_fields
-            _sum_fields(n, m, k, x, index, table, T)
-            z = _row_logit(n, m, k, full, x, index, table, linear, column, T)
+            paired = opt != FTRL and _find_entries(n, k, n_fields, x, index, table.shape[1], pairs)
+            if paired:
+                z = _logit_by_pairs(n, k, pairs, table, linear, column)
+            else:
+                _sum_fields(n, m, k, x, index, table, T)
+                z = _row_logit(n, m, k, full, x, index, table, linear, column, T)
             if use_bias:
                 z += bias[0]
             weight = np.float64(weights[i]) if weights.size > 0 else 1.0
             loss_sum += weight * point_loss(loss, z, labels[i])
             weight_sum += weight
             kappa = np.float32(weight * point_slope(loss, z, labels[i]))
-            _mark_touched(m, k, index, touched)
-            _learn_row(
-                opt,
-                use_l1,
-                linear,
-                n,
-                m,
-                k,
-                full,
-                kappa,
-                work,
-                ids,
-                ahead,
-                table,
-                slot,
-                hyper,
-                penalty,
-                column,
-            )
+            if paired:
+                base, by_field = pairs
+                ffmpairs.learn(
+                    opt, use_l1, n, k, kappa, base, by_field, table, slot, hyper[0], penalty, ids, ahead
+                )
+                if linear:
+                    _learn_linear(opt, use_l1, n, kappa, x, index, table, column, slot, hyper, penalty)
+            else:
+                _mark_touched(m, k, index, touched)
+                _learn_row(opt, use_l1, n, m, k, full, kappa, work, ids, ahead, table, slot, hyper, penalty)
+                if linear:
+                    _learn_linear(opt, use_l1, n, kappa, x, index, table, column, slot, hyper, penalty)
             if use_bias:
                 step_bias(opt, bias, kappa, hyper)
         sums[0] += loss_sum

@@ -139,6 +139,37 @@ splat4, splat8 = _make_splat(F32X4), _make_splat(F32X8)
 total4, total8 = _make_total(F32X4), _make_total(F32X8)
 
 
+@intrinsic
+def join(typingctx, low, high):
+    """Vector of 8 lanes of two of 4."""
+    if not low == high == F32X4:
+        return None
+
+    def codegen(context, builder, signature, args):
+        lanes = ir.Constant(ir.VectorType(_I32, 8), list(range(8)))
+        return builder.shuffle_vector(args[0], args[1], lanes)
+
+    return F32X8(low, high), codegen
+
+
+def _make_half(first: int):
+    @intrinsic
+    def half(typingctx, value):
+        if value != F32X8:
+            return None
+
+        def codegen(context, builder, signature, args):
+            lanes = ir.Constant(ir.VectorType(_I32, 4), list(range(first, first + 4)))
+            return builder.shuffle_vector(args[0], ir.Constant(F32X8.llvm, ir.Undefined), lanes)
+
+        return F32X4(value), codegen
+
+    return half
+
+
+low, high = _make_half(0), _make_half(4)
+
+
 def _binary(name: str):
     @intrinsic
     def operation(typingctx, a, b):

@@ -1,5 +1,12 @@
 """What can go wrong through no fault of the program, and the exit codes that say so."""
 
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+
 EXIT_DONE = 0
 EXIT_FAULT = 1
 EXIT_USER = 2
@@ -48,3 +55,32 @@ class Fault(Exception):
 
 class Stopped(Exception):
     """A stop was asked for (SIGUSR1, SIGTERM) and the state has been saved."""
+
+
+@contextlib.contextmanager
+def writing(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn what the system says against writing a file into a UserError that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write {os.fspath(path)}: {error.strerror or error}") from error
+
+
+def is_special(path: str | os.PathLike[str]) -> bool:
+    """Whether a name belongs to a device, a pipe or the like, also through a link as /dev/stdout is one.
+
+    Such a name must be opened, never replaced: a rename puts a plain file in the place of the device.
+    """
+    try:
+        mode = os.stat(path).st_mode
+        if os.path.islink(path) and os.readlink(path).startswith("/proc/"):
+            return True
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def refuse_special(path: str | os.PathLike[str]) -> None:
+    """Raises UserError where a file is to be replaced as a whole and is not one."""
+    if is_special(path):
+        raise UserError(f"cannot write {os.fspath(path)}: it is not a file")

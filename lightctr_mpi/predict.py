@@ -21,7 +21,7 @@ from .bound import BoundRows
 from .checkpoint import Checkpoint
 from .comm import agree, agreed, allgather_sizes, gather_arrays, rank_of, size_of
 from .config import ModelOptions
-from .errors import Diverged, UserError
+from .errors import Diverged, UserError, is_special
 from .input import LAST, Text, parsed_rounds, prepare, reader_of, rowstore_path, spare_inputs
 from .kernels import losses, sparse
 from .kernels.format import format_probabilities
@@ -248,6 +248,9 @@ class _Output:
         try:
             if os.path.isdir(self.path):
                 raise UserError(f"cannot write {self.path}: it is a folder")
+            if is_special(self.path):
+                self._stream = open(self.path, "wb")  # noqa: SIM115 - closed on leaving
+                return
             handle, self._partial = tempfile.mkstemp(prefix=".predictions-", dir=folder)
             os.fchmod(handle, 0o666 & ~_umask())
             self._stream = os.fdopen(handle, "wb")
@@ -283,11 +286,13 @@ class _Output:
                 self._stream.flush()
                 if self._partial:
                     os.fsync(self._stream.fileno())
-                    self._stream.close()
-                    if kind is None:
-                        os.replace(self._partial, self.path)
+                if self._partial and kind is None:
+                    os.replace(self._partial, self.path)
             except OSError as error:
                 problem = UserError(f"cannot write {self.path}: {error.strerror}")
+            with contextlib.suppress(OSError):  # with a full disk there is still something in its buffer
+                if self.path != "-":
+                    self._stream.close()
             with contextlib.suppress(OSError):
                 if self._partial:
                     Path(self._partial).unlink(missing_ok=True)

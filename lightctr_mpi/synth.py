@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from . import planted
-from .errors import UserError
+from .errors import UserError, refuse_special
 from .kernels.format import format_one_hot
 from .planted import TEST, TRAIN, Law, PlantedModel
 
@@ -78,6 +78,7 @@ def synth(
 
 
 def _write(model: PlantedModel, stream: int, rows: int, path: str, format: str) -> dict[str, Any]:
+    refuse_special(path)
     truth, part = Truth(), path + ".part"
     try:
         with open(part, "wb") as file:

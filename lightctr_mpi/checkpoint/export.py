@@ -24,7 +24,7 @@ from typing import TextIO
 
 import numpy as np
 
-from ..errors import DataError, UserError
+from ..errors import DataError, UserError, refuse_special
 from .opening import open_checkpoint
 from .order import in_key_order
 from .read import Checkpoint
@@ -41,6 +41,7 @@ def export_text(model: str, path: str) -> None:
     Raises UserError when the model cannot be read or the text cannot be written.
     """
     path = os.path.abspath(path)
+    refuse_special(path)
     partial = partial_name(path)
     with open_checkpoint(model) as checkpoint:
         checkpoint.spare(path)

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 import h5py
 import numpy as np
 
-from ..errors import UserError
+from ..errors import UserError, refuse_special
+from ..report import size_text
 from .contents import Dataset, put_meta
 from .device import Device
 from .opening import open_checkpoint
@@ -92,6 +93,7 @@ def new_file(path: str, nbytes: int, verify: bool = False) -> Iterator[str]:
     Raises UserError for an OSError in the block or here; nothing is left under the temporary name.
     """
     path = os.path.abspath(path)
+    refuse_special(path)
     partial = partial_name(path)
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -134,9 +136,7 @@ def sync(path: str) -> None:
 def _check_space(path: str, need: int) -> None:
     free = shutil.disk_usage(os.path.dirname(path)).free
     if need > free:
-        raise UserError(
-            f"cannot write {path}: needs {need / 1e6:,.0f} MB, the disk has {free / 1e6:,.0f} MB free"
-        )
+        raise UserError(f"cannot write {path}: needs {size_text(need)}, the disk has {size_text(free)} free")
 
 
 def _check_names(arrays: Mapping[str, np.ndarray], layout: Layout) -> None:

@@ -17,7 +17,7 @@ from .checkpoint import Checkpoint, ModelMeta, history_columns
 from .choosemode import choose_mode
 from .comm import agreed, any_rank, bcast_object
 from .config import Run
-from .errors import Stopped, UserError
+from .errors import Stopped, UserError, writing
 from .jobdata import JobData
 from .makestore import make_store
 from .mpi import Signals, World
@@ -160,7 +160,8 @@ class Job:
                 self.folder.create()
                 if source is not None and is_best(source, self.folder):
                     checkpoint.publish(source.path, self.folder.model)
-                self.folder.config.write_text(options.to_toml(self.run))
+                with writing(self.folder.config):
+                    self.folder.config.write_text(options.to_toml(self.run))
                 self.news.open_metrics(self.folder.metrics, history)
         self._announce(source)
 
@@ -230,5 +231,6 @@ def _settings(job: Job) -> list[str]:
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:
     partial = path.with_suffix(".part")
-    partial.write_text(report.to_json(values) + "\n")
-    os.replace(partial, path)
+    with writing(path):
+        partial.write_text(report.to_json(values) + "\n")
+        os.replace(partial, path)

@@ -6,10 +6,18 @@ import os
 import shutil
 from pathlib import Path
 
-from .errors import UserError
+from .errors import UserError, writing
 
 PREVIOUS = "previous"
-OURS = ("model.h5", "model.shards", "metrics.jsonl", "config.toml", "checkpoints")
+OURS = (
+    "model.h5",
+    "model.shards",
+    "metrics.jsonl",
+    "config.toml",
+    "checkpoints",
+    "summary.json",
+    "ps-trace-*.npy",
+)
 
 
 class RunFolder:
@@ -43,14 +51,15 @@ class RunFolder:
         """
         if not self.model.exists() and not any(self.checkpoints.glob("*.h5")):
             return None
-        found = [self.path / name for name in OURS if (self.path / name).exists()]
+        found = [path for name in OURS for path in sorted(self.path.glob(name))]
         previous, fresh = self.path / PREVIOUS, self.path / (PREVIOUS + ".new")
-        shutil.rmtree(fresh, ignore_errors=True)
-        fresh.mkdir()
-        for path in found:
-            os.rename(path, fresh / path.name)
-        shutil.rmtree(previous, ignore_errors=True)
-        os.rename(fresh, previous)
+        with writing(previous):
+            shutil.rmtree(fresh, ignore_errors=True)
+            fresh.mkdir()
+            for path in found:
+                os.rename(path, fresh / path.name)
+            shutil.rmtree(previous, ignore_errors=True)
+            os.rename(fresh, previous)
         return previous
 
     def checkpoint(self, epoch: int, rows_done: int) -> Path:

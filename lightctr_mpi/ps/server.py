@@ -274,13 +274,13 @@ class Server:
     def _on_save(self, message: Message) -> None:
         self.signs.doing = "writing its part of a checkpoint"
         self.signs.beat(now=True)
-        problem = ""
+        problem = path = ""
         try:
             path = save_shard(self, message.json())
+            if self.trace is not None:
+                self.trace.save()
         except UserError as error:  # the Master ends the run with it
-            problem, path = f"{error}", ""
-        if self.trace is not None:
-            self.trace.save()
+            problem = f"{error}"
         self.signs.doing = "waiting for requests"
         self._tell(problem, path=path)
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ..errors import writing
+
 PULLED, PUSHED = 0, 1
 EVENT = np.dtype(
     [
@@ -30,4 +32,6 @@ class Trace:
         self._events.append((kind, worker, clock, share, complete, keys))
 
     def save(self) -> None:
-        np.save(self.path, np.array(self._events, EVENT))
+        """Raises UserError when the file cannot be written."""
+        with writing(self.path):
+            np.save(self.path, np.array(self._events, EVENT))

@@ -6,9 +6,10 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TextIO
 
-from ..errors import UserError
+from ..errors import writing
 from .base import Report
 
 
@@ -22,22 +23,22 @@ class JsonLines(Report):
         path = os.fspath(path)
         part = path + ".part"  # a kill in between must not lose the old lines
         self.close()
-        try:
+        with writing(path):
             with open(part, "w", encoding="utf-8") as stream:
                 stream.writelines(to_json(record) + "\n" for record in history)
             os.replace(part, path)
             self._stream = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed by close()
-        except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror}") from None
 
     def epoch(self, record: Mapping[str, Any], best: bool = False) -> None:
         if self._stream is not None:
-            self._stream.write(to_json(record) + "\n")
-            self._stream.flush()
+            with writing(self._stream.name):
+                self._stream.write(to_json(record) + "\n")
+                self._stream.flush()
 
     def close(self) -> None:
         if self._stream is not None:
-            self._stream.close()
+            with suppress(OSError):  # `epoch` has told of the disk that is full
+                self._stream.close()
             self._stream = None
 
 

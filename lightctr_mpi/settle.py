@@ -22,6 +22,10 @@ def settle(run: Run, ranks: int) -> Run:
     servers = run.ps.servers or max(1, ranks // 4)
     if mode == "ps":
         check_ranks(ranks, servers)
+        if run.ps.slow and not servers < int(run.ps.slow.partition(":")[0]) < ranks:
+            raise UserError(
+                f"ps.slow = {run.ps.slow}: not the rank of a worker; they are {servers + 1} to {ranks - 1}"
+            )
     if mode == "single" and ranks > 1:
         raise UserError(f"mode single is for one rank, mpirun has started {ranks}: use --mode ring")
     sync = run.train.sync

@@ -6,6 +6,7 @@ ready, behind `finish` the wait for all of them and for the servers to have take
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import time
@@ -72,6 +73,7 @@ class Master:
         self._look = 0.0
         self._before: dict[str, int] = {}
         self._finite = True
+        self._clipped = False  # whether a person was told that values were
 
     # --- the training loop's side ---
 
@@ -139,6 +141,12 @@ class Master:
         self._before = totals
         for name in ("keys", "bytes"):
             new[f"ps_{name}"] = sum(figures[name] for figures in self._settled.values())
+        if new["ps_saturated"] and not self._clipped:
+            self._clipped = True
+            self.note(
+                f"{new['ps_saturated']:,} values did not fit into float16 and were clipped (ps_saturated): "
+                "what is learned may be wrong; use another codec or a lower learning rate"
+            )
         return new
 
     # --- model files ---
@@ -149,7 +157,13 @@ class Master:
         fields = None if field_keys is None else field_keys.tolist()
         path = os.path.abspath(path)
         asked = {"path": path, "token": token, "meta": dataclasses.asdict(meta), "field_keys": fields}
-        self._ask_servers(lambda _: compose_json(Kind.SAVE, asked))
+        try:
+            self._ask_servers(lambda _: compose_json(Kind.SAVE, asked))
+        except UserError:  # the disk is full, perhaps: what the others wrote is of no use
+            for answer in self._settled.values():
+                with contextlib.suppress(OSError):
+                    os.unlink(answer["path"])
+            raise
         answers = [self._settled[server] for server in self.roles.servers]
         layout = layout_of(self.model, self.optimizer, sum(answer["keys"] for answer in answers))
         dense: dict[str, np.ndarray] = {}

@@ -61,6 +61,5 @@ class Watch:
                 self.note(self._about(rank, seconds))
 
     def _about(self, rank: int, seconds: float) -> str:
-        return (
-            f"{self.roles.name(rank)} has been silent for {seconds:.0f} s; it last said: {self._said[rank]}"
-        )
+        time_text = f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.2g}"
+        return f"{self.roles.name(rank)} has been silent for {time_text} s; it last said: {self._said[rank]}"

@@ -136,7 +136,7 @@ def progress_text(
     parts = [f"epoch {epoch}/{epochs}" if epochs else f"epoch {epoch}"]
     parts.append(f"{100 * done // total:3d}%" if total else f"{done:,} rows")
     rate = (done - already) / seconds if seconds > 0 else 0.0
-    parts += [f"{rate:,.0f} rows/s", f"loss {loss:.5f}"]
+    parts += [f"{rate:,.0f} rows/s", f"loss {_number(loss)}"]
     if rate > 0 and total:
         left = total - done + total * max((epochs or epoch) - epoch, 0)
         parts.append(f"{clock_text(left / rate)} left")
@@ -175,4 +175,9 @@ def _cell(name: str, value: Any) -> str:
         return f"{value:.2f}"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return str(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:.5f}"
+    return f"{value:,}" if isinstance(value, int) else _number(value)
+
+
+def _number(value: float) -> str:
+    """Five decimals, or as many digits where that would burst its column: a loss that runs away."""
+    return f"{value:.5f}" if abs(value) < 1e5 else f"{value:.5g}"

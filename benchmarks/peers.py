@@ -102,11 +102,13 @@ def libffm(job: Job, judged: bool) -> Result:
 def xlearn(job: Job, judged: bool) -> Result:
     kind = {"lr": "0", "fm": "1", "ffm": "2"}[job.model]
     train, test = (job.train, job.test) if job.model == "ffm" else (job.svm, job.svm_test)
-    command = ["xlearn_train", str(train), "-s", kind, "-e", str(job.epochs), "-k", str(job.k)]
+    command = ["xlearn_train", str(train), "-s", kind, "-e", str(job.epochs), "-k", str(max(job.k, 1))]
     command += ["-nthread", str(job.threads), "--dis-es", "-m", "xlearn.model"]
     command += ["-v", str(test)] if judged else []
     text, memory = execute(command, job.folder)
     text = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    if "[ ERROR" in text:  # its exit code is 0
+        raise SystemExit(text)
     lines = re.findall(r"^(?:\[ *\d+% *\])?[ \t]*\d+((?:[ \t]+[\d.]+)+)[ \t]*$", text, re.M)
     columns = [list(map(float, line.split())) for line in lines]
     rates = [job.rows / max(column[-1], 1e-9) for column in columns]

@@ -35,7 +35,7 @@ def choose_mode(run: Run, world: World, train: RowStore, n_keys: int, n_fields: 
     step = f"a step touches {touched / max(n_keys, 1):.0%} of the keys, {size_text(size)}"
     servers = run.ps.servers or 1
     if world.size < servers + 2 or run.train.sync == "none":
-        return "ring", f"{world.size} ranks are too few for Master, {servers} servers and workers"
+        return "ring", f"{world.size} ranks are too few for a Master, servers ({servers}) and workers"
     if replica > FITS * free:
         return "ps", f"{fits}: too much"
     sparse = touched < SPARSE * n_keys and size > STEP_BYTES

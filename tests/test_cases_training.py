@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from cases import logloss, parse, sigmoid
 
-from lightctr_mpi import stores, train
+from lightctr_mpi import stores
 from lightctr_mpi.checkpoint.export import import_text
 from lightctr_mpi.errors import Stopped
 from lightctr_mpi.report.console import Console
@@ -157,7 +157,7 @@ def test_last_batch_may_be_smaller_and_every_row_counts_once(program, name):
 
 
 def test_evaluation_in_pieces_covers_every_row(program, monkeypatch):
-    monkeypatch.setattr(train, "EVALUATION_ROWS", 16)  # 50 rows: three pieces and two rows
+    monkeypatch.setattr(stores, "EVALUATION_ROWS", 16)  # 50 rows: three pieces and two rows
     flags = ("--data.valid", "good50_test.ffm", "--train.epochs", 1)
     model = program.train("good200.ffm", *flags)
     whole = program.evaluate(model, "good50_test.ffm")

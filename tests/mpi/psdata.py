@@ -21,6 +21,7 @@ from ringdata import OPTIMIZERS, SEED, K, bind, model_of, replica_of, store_of
 from lightctr_mpi import checkpoint, modelfile
 from lightctr_mpi.bound import BoundRows
 from lightctr_mpi.checkpoint import ModelMeta
+from lightctr_mpi.comm import wait
 from lightctr_mpi.config import ModelOptions, PsOptions, Run, TrainOptions
 from lightctr_mpi.errors import UserError
 from lightctr_mpi.mpi import World, once_per_node
@@ -102,6 +103,7 @@ class Bench:
 
     def run(self, run: Run, work: Callable[[Store], Any]) -> Any:
         """What `work`, called by the Master, returned, on all ranks."""
+        wait(self.comm.Ibarrier())  # without using the core, which rank 0 may need for comparing
         parts = model_of(run.model.name, run.optimizer.name)
         if self.comm is self.world.comm:
             once_per_node(self.world, lambda: warm_training(*parts, run))
@@ -138,6 +140,7 @@ class Bench:
 
 def bench(world: World, folder: Path, text: str, name: str, weighted: bool = False, **more: str) -> Bench:
     """Rows of `text` and of other roles, bound to the keys of `text`."""
+    wait(world.comm.Ibarrier())
     rows = store_of(world.comm, folder, text, weighted)
     data = bind(rows, name)
     fields = rows.fields if name == "ffm" else None
@@ -278,12 +281,12 @@ def is_stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-def wake(pid: int, wait: Callable[[], Any]) -> threading.Thread:
+def wake(pid: int, pause: Callable[[], Any]) -> threading.Thread:
     """Started: when a process of this machine has been stopped, waits and lets it go on."""
 
     def work() -> None:
         wait_for(lambda: is_stopped(pid))
-        wait()
+        pause()
         os.kill(pid, signal.SIGCONT)
 
     thread = threading.Thread(target=work, daemon=True)

@@ -272,7 +272,7 @@ def test_a_stop_that_one_rank_is_asked_for_reaches_all(world, b, rank):
         )
     if world.rank:
         return
-    ((steps, path),) = saved
+    steps, path = saved[-1]  # epochs may have ended before
     assert steps >= 3
     replica, _ = one_process(b, run, list(steps_of(50, BATCH, steps)))
     same(arrays_of(path), arrays_in(replica))

@@ -8,7 +8,7 @@ import sys
 import launch
 import pytest
 
-SECONDS = 600  # of a whole run; a test that hangs ends its run after 120
+SECONDS = 1200  # of a whole run; a test that hangs ends its run after 120
 
 FAILING = """
 import pytest

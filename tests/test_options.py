@@ -181,7 +181,6 @@ def test_options_of_the_parameter_server_that_contradict_each_other(argv, says):
         run_of(*argv.split())
 
 
-
 @pytest.mark.parametrize(
     ("flag", "hint"),
     [

@@ -21,7 +21,6 @@ from ringdata import OPTIMIZERS, SEED, K, bind, model_of, replica_of, store_of
 from lightctr_mpi import checkpoint, modelfile
 from lightctr_mpi.bound import BoundRows
 from lightctr_mpi.checkpoint import ModelMeta
-from lightctr_mpi.comm import wait
 from lightctr_mpi.config import ModelOptions, PsOptions, Run, TrainOptions
 from lightctr_mpi.errors import UserError
 from lightctr_mpi.mpi import World, once_per_node
@@ -41,6 +40,16 @@ def shared_folder(comm: Any) -> Iterator[Path]:
     comm.Barrier()
     if comm.rank == 0:
         shutil.rmtree(path)
+
+
+_compiled: set[tuple] = set()  # what the kernels were compiled for
+
+
+def gather(comm: Any) -> None:
+    """Wait for all without using the core, which rank 0 may need for comparing."""
+    barrier = comm.Ibarrier()
+    while not barrier.Test():
+        time.sleep(1e-3)
 
 
 def run_of(name: str, optimizer: str, batch: int, epochs: int | None = None, **ps: Any) -> Run:
@@ -103,10 +112,12 @@ class Bench:
 
     def run(self, run: Run, work: Callable[[Store], Any]) -> Any:
         """What `work`, called by the Master, returned, on all ranks."""
-        wait(self.comm.Ibarrier())  # without using the core, which rank 0 may need for comparing
+        gather(self.comm)
         parts = model_of(run.model.name, run.optimizer.name)
-        if self.comm is self.world.comm:
+        how = (run.model.name, run.optimizer.name, run.ps)
+        if self.comm is self.world.comm and how not in _compiled:
             once_per_node(self.world, lambda: warm_training(*parts, run))
+            _compiled.add(how)
         place = ParameterServer(
             self.comm,
             self.world.host,
@@ -140,7 +151,7 @@ class Bench:
 
 def bench(world: World, folder: Path, text: str, name: str, weighted: bool = False, **more: str) -> Bench:
     """Rows of `text` and of other roles, bound to the keys of `text`."""
-    wait(world.comm.Ibarrier())
+    gather(world.comm)
     rows = store_of(world.comm, folder, text, weighted)
     data = bind(rows, name)
     fields = rows.fields if name == "ffm" else None

@@ -94,6 +94,26 @@ def test_parameters_are_as_fresh_as_promised(world, folder, consistency, stalene
         same(arrays_of(path), arrays_in(replica))
 
 
+@pytest.mark.parametrize("delay", ["constant", "adaptive"])
+def test_late_gradients_are_corrected_under_way(world, folder, delay):
+    """Every push finds what its lease had pulled; the formulas are test_ps_server.py's."""
+    servers = some_servers(world)
+    if not fits(world.comm, servers):
+        return
+    b = psdata.bench(world, folder, psdata.telling_rows(600, 1), "fm")
+    run = run_of("fm", "adagrad", 50, servers=servers, consistency="asp", delay=delay)
+
+    def work(store):
+        before = store.evaluate(b.data, "logistic")["logloss"]
+        learn(store, b.data, list(steps_of(600, 50, 36)))
+        return before, store.evaluate(b.data, "logistic")["logloss"], store.end_epoch(1)
+
+    with instead(worker, "add_gradient", uneven(world.comm)):
+        before, after, figures = b.run(run, work)
+    assert before == pytest.approx(np.log(2)) and after < 0.6  # nothing was known; constant guesses have 0.68
+    assert figures["ps_uncorrected"] == figures["ps_homeless"] == 0
+
+
 # --- leases ---
 
 

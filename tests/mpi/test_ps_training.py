@@ -258,7 +258,7 @@ def test_keys_go_when_they_were_not_seen_for_so_many_epochs(world, folder, serve
 
 
 def test_a_model_moves_between_servers_rings_and_one_process(world, folder):
-    """Saved by as many servers as there can be, loaded by fewer, in a ring, in one process, and back."""
+    """Saved by up to three servers, loaded by fewer and more, in a ring, in one process, and back."""
     comm, most = world.comm, min(3, world.size - 2)
     if not fits(comm, max(most, 1)):
         return
@@ -286,7 +286,8 @@ def test_a_model_moves_between_servers_rings_and_one_process(world, folder):
         return store.evaluate(b.more["valid"], "logistic"), b.save(store, "first.h5")
 
     result, path = b.run(run(most), first)
-    found = {f"servers{n}": b.run(run(n), goes_on(path, f"servers{n}")) for n in range(1, most + 1)}
+    numbers = [n for n in (1, 2, 3, 5) if n + 2 <= comm.size]
+    found = {f"servers{n}": b.run(run(n), goes_on(path, f"servers{n}")) for n in numbers}
     ring = ringdata.ring_of(comm, "ffm", "ftrl", b.keys, BATCH)
     found["ring"] = goes_on(path, "ring")(ring)
     if comm.size > 3:  # a smaller world, the rest of the ranks rest

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from .jit import inline_exact, jit_exact
+from .jit import jit_exact
 from .parse_number import BAD, CLOSE, GOOD, read_float, read_label, read_unsigned
+from .parse_plain import REACH, fill_ones, no_fields, read_plain
 
 # How a parse kernel ended: BAD_* with the offset of the token at fault, FULL when `close` was too short.
 DONE, BAD_LABEL, BAD_ENTRY, BAD_GROUP, FULL = 0, 1, 2, 3, 4
@@ -21,7 +22,7 @@ _MAX_FIELD = np.uint64(2**31 - 1)
 _MAX_GROUP = np.uint64(2**63 - 1)
 
 
-@inline_exact
+@jit_exact
 def skip_blanks(data, i):
     """Position of the first byte from i on that is neither space, tab nor the return of a line end."""
     while data[i] == 32 or data[i] == 9 or (data[i] == _RETURN and data[i + _1] == _NEWLINE):
@@ -29,7 +30,7 @@ def skip_blanks(data, i):
     return i
 
 
-@inline_exact
+@jit_exact
 def line_end(data, i):
     """Position of the first newline from i on."""
     while data[i] != _NEWLINE:
@@ -37,7 +38,7 @@ def line_end(data, i):
     return i
 
 
-@inline_exact
+@jit_exact
 def _token_end(data, i):
     while data[i] > _HASH or not (
         data[i] == 32 or data[i] == 9 or data[i] == _NEWLINE or data[i] == _RETURN or data[i] == _HASH
@@ -46,7 +47,7 @@ def _token_end(data, i):
     return i
 
 
-@inline_exact
+@jit_exact
 def keep_close(close, state, target, start):
     """Notes a number at `start` to be read again with care; target: entry, or -1 - row for a label."""
     n = state[N_CLOSE]
@@ -76,7 +77,7 @@ def _read_group(data, i, row, groups, state):
     return i, DONE if good else BAD_GROUP
 
 
-@inline_exact
+@jit_exact
 def _read_entry(data, i, with_fields):
     """field:id:value, or id:value or id.
 
@@ -105,6 +106,17 @@ def _read_entry(data, i, with_fields):
 
 
 @jit_exact
+def _is_plain_label(data, i, with_fields, rule, state):
+    """Whether a label at i is one digit 0 or 1, which means itself, and no qid follows where none is due."""
+    return (
+        (data[i] == 48 or data[i] == 49)
+        and data[i + _1] == 32
+        and len(rule[-1]) == 0
+        and (with_fields or (state[GROUPS] == 0 and data[i + _2] != 113))
+    )
+
+
+@jit_exact
 def parse_sparse(
     data, with_fields, skip, rule, indptr, at, labels, groups, fields, ids, values, close, state
 ):
@@ -119,7 +131,8 @@ def parse_sparse(
         rule: LabelRule.arrays.
         indptr, at, labels, groups: int64[n + 1], int64[n] offsets of rows, float32[n], int64[n] (int64[0]
             with fields); n >= rows.
-        fields, ids, values: int32[e] (int32[0] without fields), uint64[e], float32[e]; e >= entries.
+        fields, ids, values: int32[e] (int32[0] without fields), uint64[e], float32[e]; e >= entries. Values
+            are written only if some are not 1 (state[NOT_ONE]).
         close: int64[c, 2], (target, position) of numbers to be read again, see `keep_close`.
         state: int64[8], zero but GROUPS = -1; the results, see ROWS and the following names.
 
@@ -131,19 +144,29 @@ def parse_sparse(
     e = np.uint64(0)
     indptr[0] = 0
     not_one = False
+    safe = end - np.uint64(REACH) if len(data) > REACH else np.uint64(0)
+    known = no_fields()
     while i < end:
         i = skip_blanks(data, i)
         if data[i] != _NEWLINE and data[i] != _HASH:
             n_close = state[N_CLOSE]
             at[row] = i
-            stop = _token_end(data, i)
-            labels[row], status = read_label(data, i, stop, rule)
-            code = BAD_LABEL if status == BAD else DONE
-            if status == CLOSE:
-                keep_close(close, state, -1 - row, i)
-            if code == DONE and not with_fields:
-                stop, code = _read_group(data, stop, row, groups, state)
+            code = DONE
+            if _is_plain_label(data, i, with_fields, rule, state):
+                labels[row] = data[i] - 48
+                stop = i + _1
+            else:
+                stop = _token_end(data, i)
+                labels[row], status = read_label(data, i, stop, rule)
+                code = BAD_LABEL if status == BAD else DONE
+                if status == CLOSE:
+                    keep_close(close, state, -1 - row, i)
+                if code == DONE and not with_fields:
+                    stop, code = _read_group(data, stop, row, groups, state)
             while code == DONE:
+                stop, e, not_one = read_plain(
+                    data, stop, safe, e, with_fields, known, fields, ids, values, not_one
+                )
                 i = skip_blanks(data, stop)
                 if data[i] == _NEWLINE or data[i] == _HASH:
                     break
@@ -154,8 +177,10 @@ def parse_sparse(
                     keep_close(close, state, np.int64(e), start)
                 if with_fields:
                     fields[e] = field
-                values[e] = value
-                not_one |= value != 1.0
+                if value != 1.0 and not not_one:
+                    not_one = fill_ones(values, e)
+                if not_one:
+                    values[e] = value
                 e += _1
             if code == DONE:
                 row += 1

@@ -225,7 +225,7 @@ def test_a_folder_that_cannot_be_written(tmp_path):
 
 def test_too_many_keys_name_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr("lightctr_mpi.kernels.table.MOST_KEYS", 1000)
-    text = "".join(f"1 1:{i}:1\n" for i in range(1001))
+    text = "".join(f"1 1:{2**40 + i}:1\n" for i in range(1001))
     with pytest.raises(UserError, match=r"rows\.txt: more than 1000 distinct keys"):
         store_of(tmp_path, text)
 

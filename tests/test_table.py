@@ -103,7 +103,7 @@ def test_merge_is_the_sorted_union(a: set[int], b: set[int], c: set[int]) -> Non
 @given(st.lists(st.integers(0, TOP), unique=True), st.sets(st.integers(0, TOP)), st.integers(1, 5))
 def test_numbering_leads_from_own_numbers_to_positions(own: list[int], others: set[int], size: int) -> None:
     union = sorted(set(own) | others)
-    numbering = Numbering(np.array(own, np.uint64))
+    numbering = Numbering(np.array(sorted(own), np.uint64), np.argsort(np.array(own, np.uint64)))
     for start in range(0, len(union), size):
         numbering.learn(start, np.array(union[start : start + size], np.uint64))
     assert numbering.table.tolist() == [union.index(key) for key in own]

@@ -13,7 +13,7 @@ import numpy as np
 from ..block import Block
 from ..config import DataOptions
 from ..errors import DataError, UserError
-from ..kernels.parse_merge import merge_rows
+from ..kernels.parse_merge import grows, merge_rows, slots_for
 
 NUMBER = re.compile(rb"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 LABEL_BINARY, LABEL_SOFT, LABEL_ANY = 0, 1, 2
@@ -187,17 +187,20 @@ def merge_duplicates(block: Block, where: Where, skip: bool, at: np.ndarray | No
     n, nnz = block.n_rows, block.nnz
     if nnz < 2:
         return block
-    longest = int(np.diff(block.indptr).max())
-    slots = np.full(2 << int(longest - 1).bit_length() if longest else 1, -1, np.int64)
+    fields = np.zeros(0, np.int32) if block.fields is None else block.fields
+    if grows(block.indptr, fields, block.ids, block.fields is not None):
+        return block
+    if block.fields is None:
+        fields = np.zeros(nnz, np.int32)
+    slots = slots_for(int(np.diff(block.indptr).max()))
     bad = np.zeros(n, np.uint8)
-    fields = np.zeros(nnz, np.int32) if block.fields is None else block.fields
     ones = block.values is None
     values = np.empty(0, np.float32) if block.values is None else block.values
-    kept = merge_rows(block.indptr, fields, block.ids, values, ones, slots, bad)
+    kept = merge_rows(block.indptr, fields, block.ids, values, ones, slots, bad, 0)
     if kept < 0:
         values = np.ones(nnz, np.float32)
         slots.fill(-1)
-        kept = merge_rows(block.indptr, fields, block.ids, values, False, slots, bad)
+        kept = merge_rows(block.indptr, fields, block.ids, values, False, slots, bad, -1 - kept)
         ones = False
     block.ids = block.ids[:kept]
     block.fields = None if block.fields is None else fields[:kept]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import glob
 import gzip
-import hashlib
 import os
 import shutil
 import stat
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from ..errors import DataError, UserError
+from ..kernels.hashing import digest
 from .base import Where
 
 UNIT_BYTES = 4 << 20
@@ -150,8 +150,11 @@ class Source:
 
     @staticmethod
     def digest(data: bytes) -> bytes:
-        """blake2b of a unit's data (32 bytes); a hash of all units' digests in order tells the content."""
-        return hashlib.blake2b(data, digest_size=32).digest()
+        """Hash of a unit's data (16 bytes); a hash of all units' digests in order tells the content.
+
+        It tells accidents, not attacks: MurmurHash3 is seven times as fast as blake2b.
+        """
+        return digest(data)
 
     def _units_of(self, file: int) -> Iterator[tuple[Unit, bytes | None]]:
         """The units of a file, with their data where they are found by reading it."""

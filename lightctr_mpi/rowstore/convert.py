@@ -21,16 +21,16 @@ import numpy as np
 from ..block import Block
 from ..comm import agreed, allgather_arrays, allgather_sizes, bcast_array, raise_first, rank_of, size_of
 from ..errors import UserError
-from ..kernels.table import Dictionary
 from .files import disk, same_files, shared_file, stat_of, sync_folder, unchanged
 from .layout import Meta, Origin, load
 from .merge import Numbering, chunks, union
-from .spool import Piece, Spool
+from .numbers import Numbers
+from .spool import Piece, Spool, has_values, narrow, packed_values
 from .write import write
 
 SPOOL_BYTES = 64 << 20
 _MORE, _FINISHED, _FAILED = 0, 1, 2
-_DIGEST_WORDS = 4  # int64 words of Source.digest
+_DIGEST_WORDS = 2  # int64 words of Source.digest
 _UNIT = ("unit", "rows", "nnz", "values", "no_labels", "weights", "groups", "skipped")
 
 
@@ -39,8 +39,8 @@ class Share:
     """What one rank has read."""
 
     spool: Spool
-    keys: Dictionary = field(default_factory=Dictionary)
-    fields: Dictionary = field(default_factory=Dictionary)
+    keys: Numbers = field(default_factory=Numbers)
+    fields: Numbers = field(default_factory=Numbers)
     units: list[tuple[int, ...]] = field(default_factory=list)  # one tuple of _UNIT each
     digests: list[bytes] = field(default_factory=list)
 
@@ -48,15 +48,15 @@ class Share:
         """Number the keys of a unit and spool it."""
         columns = {"lengths": np.diff(block.indptr), "ids": self.keys.add(block.ids), "labels": block.labels}
         if block.fields is not None:
-            columns["fields"] = self.fields.add(block.fields.astype(np.uint64))
-        if block.values is not None and not (block.values == 1).all():
-            columns["values"] = block.values
+            columns["fields"] = narrow(self.fields.add_fields(block.fields))
+        if block.values is not None:
+            columns |= packed_values(block.values)
         if block.weights is not None:
             columns["weights"] = block.weights
         if block.groups is not None:
             columns["groups"] = block.groups
         self.spool.append(Piece(unit, columns))
-        flags = ("values" in columns, block.n_rows > 0 and not block.has_labels, "weights" in columns)
+        flags = (has_values(columns), block.n_rows > 0 and not block.has_labels, "weights" in columns)
         self.units.append((unit, block.n_rows, block.nnz, *flags, "groups" in columns, block.skipped))
 
 
@@ -211,9 +211,9 @@ def _plan(share: Share, table: np.ndarray, **known: Any) -> tuple[Meta, dict[int
     return meta, places
 
 
-def _merge(comm: Any, own: Dictionary) -> tuple[np.ndarray, np.ndarray]:
+def _merge(comm: Any, own: Numbers) -> tuple[np.ndarray, np.ndarray]:
     """(sorted keys of all ranks on rank 0, table from own numbers to positions among them); clears `own`."""
-    numbering = Numbering(own.keys)
+    numbering = Numbering(*own.sorted())
     own.clear()
     keys = union(comm, numbering.sorted)
     for start, chunk in chunks(comm, keys):

@@ -39,17 +39,24 @@ def chunks(comm: Any, keys: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
 
 
 class Numbering:
-    """Translation of a rank's own numbers (by order of arrival) into positions in the sorted union."""
+    """Translation of a rank's own numbers into positions in the sorted union.
 
-    def __init__(self, keys: np.ndarray):
-        """`keys`: uint64[n], distinct, by own number."""
-        self._by_key = np.argsort(keys)
-        self.sorted = keys[self._by_key]
-        self.table = np.empty(len(keys), np.int32)
+    Attributes:
+        sorted: the rank's own keys.
+        table: int32[largest number + 1], by own number; what is no key's number has no meaning.
+    """
+
+    def __init__(self, keys: np.ndarray, numbers: np.ndarray):
+        """`keys`: uint64[n] ascending, `numbers`: int32[n], the rank's own numbers of them."""
+        self.sorted, self._numbers = keys, numbers
+        self.table = np.zeros(int(numbers.max(initial=-1)) + 1, np.int32)
 
     def learn(self, start: int, chunk: np.ndarray) -> None:
         """Note the positions of the own keys in `chunk`, a piece of the union that begins at `start`."""
         first = np.searchsorted(self.sorted, chunk[0], "left")
         end = np.searchsorted(self.sorted, chunk[-1], "right")
-        positions = start + np.searchsorted(chunk, self.sorted[first:end])
-        self.table[self._by_key[first:end]] = positions
+        if end - first == len(chunk):  # all keys of the chunk are among the own ones
+            positions = np.arange(start, start + len(chunk))
+        else:
+            positions = start + np.searchsorted(chunk, self.sorted[first:end])
+        self.table[self._numbers[first:end]] = positions

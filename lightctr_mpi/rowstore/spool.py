@@ -21,6 +21,43 @@ class Piece:
     columns: dict[str, np.ndarray]
 
 
+def narrow(numbers: np.ndarray) -> np.ndarray:
+    """int32[n] from 0 on, in one or two bytes each if these hold them."""
+    top = int(numbers.max(initial=0))
+    return numbers.astype(np.uint8 if top < 1 << 8 else np.uint16 if top < 1 << 16 else np.int32, copy=False)
+
+
+def packed_values(values: np.ndarray) -> dict[str, np.ndarray]:
+    """Columns for float32[n] values: none when all are 1, places and values of the few others, or all."""
+    others = values != 1
+    n = int(np.count_nonzero(others))
+    if n == 0:
+        return {}
+    if n > len(values) // 8:
+        return {"values": values}
+    places = np.flatnonzero(others)
+    return {"places": places, "others": values[places]}
+
+
+def has_values(columns: dict[str, np.ndarray]) -> bool:
+    """Whether some value of a unit is not 1."""
+    return "values" in columns or "others" in columns
+
+
+def unpacked_values(columns: dict[str, np.ndarray], ones: np.ndarray) -> np.ndarray:
+    """The values of a unit.
+
+    Args:
+        columns: of the unit, with what `packed_values` made.
+        ones: float32[entries] of 1, of which no use is made later.
+    """
+    if "values" in columns:
+        return columns["values"]
+    if "others" in columns:
+        ones[columns["places"]] = columns["others"]
+    return ones
+
+
 class Spool:
     """Columns of units, given back in the order in which they came.
 

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from ..comm import agreed, bcast_object, rank_of
+from ..kernels.direct import translate
+from ..kernels.jit import own
 from .files import disk, write_all
 from .layout import Meta, Origin, create
-from .spool import Spool
+from .spool import Spool, unpacked_values
 
 
 class Writer:
@@ -35,11 +37,11 @@ class Writer:
         """Write a unit that begins at this row and entry; what it lacks is 1 (groups: -1)."""
         n, nnz = len(columns["lengths"]), len(columns["ids"])
         self.put("indptr", row + 1, entry + np.cumsum(columns["lengths"]))
-        self.put("ids", entry, ids[columns["ids"]])
+        self.put("ids", entry, _translated(columns["ids"], ids))
         if "fields" in columns:
-            self.put("fields", entry, fields[columns["fields"]])
+            self.put("fields", entry, _translated(columns["fields"], fields))
         if "values" in self._columns:
-            self.put("values", entry, columns.get("values", np.ones(nnz, np.float32)))
+            self.put("values", entry, unpacked_values(columns, np.ones(nnz, np.float32)))
         self.put("labels", row, columns["labels"])
         if "weights" in self._columns:
             self.put("weights", row, columns.get("weights", np.ones(n, np.float32)))
@@ -51,6 +53,13 @@ class Writer:
             os.fsync(self._file)
         finally:
             os.close(self._file)
+
+
+def _translated(numbers: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """table[numbers], int32[n]."""
+    out = np.empty(len(numbers), np.int32)
+    translate(own(numbers, np.int32), table, out)
+    return out
 
 
 def write(

@@ -13,7 +13,7 @@ from lightctr_mpi.config import DataOptions
 from lightctr_mpi.errors import DataError, UserError
 from lightctr_mpi.kernels.parse import parse_sparse
 from lightctr_mpi.kernels.parse_dense import parse_dense
-from lightctr_mpi.kernels.parse_merge import merge_rows
+from lightctr_mpi.kernels.parse_merge import grows, merge_rows
 from lightctr_mpi.kernels.parse_number import read_float, read_label
 from lightctr_mpi.readers.base import Where
 from lightctr_mpi.readers.source import Source
@@ -497,7 +497,7 @@ def test_each_kernel_is_compiled_once_for_all_formats_and_options():
             read("libffm", "1 0:1:1 0:1:2\n", task, **options)
             read("libsvm", "1 1:1 1", task, **options)
             read("dense", "1,0,2\n", task, **options)
-    for kernel in (parse_sparse, parse_dense, merge_rows):
+    for kernel in (parse_sparse, parse_dense, grows, merge_rows):
         assert len(kernel.signatures) == 1
     for callee in (read_label, read_float):  # none when the callers come from the disk cache
         assert len(callee.signatures) <= 1

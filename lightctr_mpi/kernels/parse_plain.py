@@ -1,8 +1,8 @@
 """The usual entries of libffm and libsvm text, eight bytes at a time.
 
 What is read here is what `parse.parse_sparse` would read with care, byte by byte; anything unusual (blanks
-other than single ones, comments, malformed entries, values between two float32, the last bytes of the data) is
-left to it. So this file knows no errors.
+other than single ones, comments, malformed entries, values between two float32, the end of the data) is left
+to it. So this file knows no errors.
 
 Functions that are handed arrays are not inlined by Numba here but by LLVM: Numba's inlining counts references
 to an array, atomically, wherever the inlined body branches.
@@ -32,7 +32,7 @@ _NO_TEXT = np.uint64(2**64 - 1)
 
 REACH = 48  # bytes that one entry may be looked at behind the blank before it, but for its value
 _POSITIONS = 64  # entries of a row whose fields are remembered, a power of two
-_LAST = np.uint64(_POSITIONS - 1)
+_LAST = np.uint64(4 * _POSITIONS - 1)
 _TEXT, _MASK, _LENGTH, _FIELD = _0, _1, _2, _3
 
 
@@ -96,17 +96,17 @@ def _learn_field(data, i, known, position):
     if length == _0 or (word >> (_8 * length)) & _BYTE != _COLON:
         return False
     mask = _NO_TEXT >> (np.uint64(56) - _8 * length)
-    known[position, _TEXT] = word & mask
-    known[position, _MASK] = mask
-    known[position, _LENGTH] = length + _1
-    known[position, _FIELD] = number
+    known[position + _TEXT] = word & mask
+    known[position + _MASK] = mask
+    known[position + _LENGTH] = length + _1
+    known[position + _FIELD] = number
     return True
 
 
 def _no_fields():
-    """uint64[_POSITIONS, 4]: the field that the last row had at each position; none yet."""
-    known = np.zeros((_POSITIONS, 4), np.uint64)
-    known[:, _TEXT] = _NO_TEXT  # no word has these bits under a mask of 0
+    """uint64[4 * _POSITIONS]: the field that the last row had at each position; none yet."""
+    known = np.zeros(4 * _POSITIONS, np.uint64)
+    known[0::4] = _NO_TEXT  # at _TEXT: no word has these bits under a mask of 0
     return known
 
 
@@ -139,14 +139,13 @@ def read_plain(data, i, safe, e, with_fields, known, fields, ids, values, not_on
         at = i + _1
         word = word_at(data, at)
         if with_fields:
-            if word & known[position, _MASK] != known[position, _TEXT] and not _learn_field(
-                data, at, known, position
-            ):
+            text = word & known[position + _MASK]
+            if text != known[position + _TEXT] and not _learn_field(data, at, known, position):
                 break
-            fields[e] = known[position, _FIELD]
-            at += known[position, _LENGTH]
+            fields[e] = known[position + _FIELD]
+            at += known[position + _LENGTH]
             word = word_at(data, at)
-            position = (position + _1) & _LAST
+            position = (position + _4) & _LAST
         digits = word ^ _ZEROS
         other = _not_digits(digits)
         if other == _0:

@@ -21,7 +21,7 @@ from ..errors import DataError, UserError
 from ..kernels.hashing import digest
 from .base import Where
 
-UNIT_BYTES = 4 << 20
+UNIT_BYTES = 1 << 20  # text and what becomes of it stay in a core's second cache
 MAX_LINE = 256 << 20  # a longer line means that the file is not text
 _CHUNK = 1 << 20
 _BOM = b"\xef\xbb\xbf"
@@ -97,7 +97,7 @@ class Source:
             if start:
                 stream.seek(start - 1)
                 start += len(stream.readline(stop - start + 1)) - 1
-            return self._lines(stream, unit, start, stop)
+            return self._plain_lines(stream, unit, start, stop)
 
     def where(self, unit: Unit) -> Where:
         """The place of a unit, as readers want it for messages and headers."""
@@ -170,6 +170,17 @@ class Source:
     def _open(self, file: int) -> _Opened:
         return _Opened(self.files[file])
 
+    def _plain_lines(self, stream: BinaryIO, unit: Unit, start: int, stop: int) -> bytes:
+        """`_lines` of a file that can be looked into ahead: what is read has its final length at once."""
+        if start >= stop:
+            return b""
+        stream.seek(stop - 1)
+        tail = len(stream.readline(MAX_LINE + 1)) - 1
+        if tail == MAX_LINE:
+            raise self._too_long(unit, stop - start)
+        stream.seek(start)
+        return self._without_mark(unit, stream.read(stop - start + max(tail, 0)))
+
     def _lines(self, stream: BinaryIO, unit: Unit, position: int, stop: int) -> bytes:
         """Reads from `position`, a line start, to the end of the last line that starts before `stop`."""
         if position >= stop:
@@ -178,9 +189,16 @@ class Source:
         if data and not data.endswith(b"\n"):
             tail = stream.readline(MAX_LINE)
             if len(tail) == MAX_LINE:
-                name, line = self.files[unit.file].name, self.line_of(unit, len(data))
-                raise DataError(name, line, f"a line of more than {MAX_LINE} bytes", "lines of text")
+                raise self._too_long(unit, len(data))
             data += tail
+        return self._without_mark(unit, data)
+
+    def _too_long(self, unit: Unit, offset: int) -> DataError:
+        name, line = self.files[unit.file].name, self.line_of(unit, offset)
+        return DataError(name, line, f"a line of more than {MAX_LINE} bytes", "lines of text")
+
+    @staticmethod
+    def _without_mark(unit: Unit, data: bytes) -> bytes:
         return data[len(_BOM) :] if unit.index == 0 and data.startswith(_BOM) else data
 
     def _decompress(self, file: int) -> Iterator[tuple[Unit, bytes]]:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..kernels.direct import SMALL, highest, mark, mark_fields, mark_small
+from ..kernels.direct import SMALL, mark, mark_fields, mark_small
 from ..kernels.jit import own
 from ..kernels.table import Dictionary
 
+_LEAST_WORDS = 4
+
 
 class Numbers:
-    """Keys (uint64) and their numbers (int32): a key below SMALL is its own number, others follow by arrival."""
+    """Keys (uint64) and their numbers (int32): keys below SMALL are their own, others count up from there."""
 
     def __init__(self) -> None:
-        self._seen = np.zeros(256, np.uint8)
+        self._seen = np.zeros(_LEAST_WORDS, np.uint64)  # a bit for each small key
         self._large = Dictionary()
 
     def add(self, keys: np.ndarray) -> np.ndarray:
@@ -23,14 +25,14 @@ class Numbers:
         """
         keys = own(keys, np.uint64)
         numbers = np.empty(len(keys), np.int32)
-        top = int(highest(keys))
-        self._make_room(top)
-        if top < SMALL:
-            mark(keys, self._seen, numbers)
-            return numbers
-        large, places = np.empty(len(keys), np.uint64), np.empty(len(keys), np.int64)
-        n = mark_small(keys, self._seen, numbers, large, places)
-        numbers[places[:n]] = self._large.add(large[:n]) + np.int32(SMALL)
+        done = 0
+        while (done := mark(keys, done, self._seen, numbers)) < len(keys) and keys[done] < SMALL:
+            self._make_room(int(keys[done]))
+        if done < len(keys):
+            self._make_room(SMALL - 1)
+            large, places = np.empty(len(keys), np.uint64), np.empty(len(keys), np.int64)
+            n = mark_small(keys, done, self._seen, numbers, large, places)
+            numbers[places[:n]] = self._large.add(large[:n]) + np.int32(SMALL)
         return numbers
 
     def add_fields(self, fields: np.ndarray) -> np.ndarray:
@@ -44,22 +46,23 @@ class Numbers:
 
     def sorted(self) -> tuple[np.ndarray, np.ndarray]:
         """The keys so far, uint64[n] ascending, and their numbers, int32[n]."""
-        small = np.flatnonzero(self._seen)
+        bits = np.unpackbits(self._seen.astype("<u8", copy=False).view(np.uint8), bitorder="little")
+        small = np.flatnonzero(bits)
         by_key = np.argsort(self._large.keys)
         keys = np.concatenate((small.astype(np.uint64), self._large.keys[by_key]))
         return keys, np.concatenate((small, by_key + SMALL)).astype(np.int32)
 
     def clear(self) -> None:
         """Forget all keys and free their memory."""
-        self._seen = np.zeros(256, np.uint8)
+        self._seen = np.zeros(_LEAST_WORDS, np.uint64)
         self._large.clear()
 
-    def _make_room(self, top: int) -> None:
-        """Lengthen the notes so that they reach a key, or all small ones."""
-        length = len(self._seen)
-        while length <= min(top, SMALL - 1):
-            length *= 2
-        if length > len(self._seen):
-            seen = np.zeros(length, np.uint8)
+    def _make_room(self, key: int) -> None:
+        """Lengthen the bits to reach a small key."""
+        words = len(self._seen)
+        while 64 * words <= key:
+            words *= 2
+        if words > len(self._seen):
+            seen = np.zeros(words, np.uint64)
             seen[: len(self._seen)] = self._seen
             self._seen = seen

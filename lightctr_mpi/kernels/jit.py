@@ -19,6 +19,7 @@ import hashlib
 import os
 import platform
 import stat
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -76,8 +77,25 @@ def _choose_cache_dir() -> Path:
 CACHE_DIR = _choose_cache_dir()
 os.environ["NUMBA_CACHE_DIR"] = str(CACHE_DIR)  # Numba reads it when it is imported
 
-import numba  # noqa: E402
 
+
+def _import_numba() -> Any:
+    """Numba, without its search for SciPy's BLAS, which no kernel uses.
+
+    The search imports scipy.linalg, a sixth of the time that the program takes to start.
+    """
+    hidden: dict[str, Any] = {name: None for name in ("scipy", "scipy.linalg") if name not in sys.modules}
+    sys.modules.update(hidden)  # None: cannot be imported
+    try:
+        import numba
+        import numba.np.arraymath  # searches when it is imported, which else is at the first kernel
+    finally:
+        for name in hidden:
+            del sys.modules[name]
+    return numba
+
+
+numba = _import_numba()
 # In case somebody imported Numba before us.
 numba.config.CACHE_DIR = str(CACHE_DIR)  # type: ignore[attr-defined]
 

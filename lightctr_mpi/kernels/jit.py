@@ -78,7 +78,6 @@ CACHE_DIR = _choose_cache_dir()
 os.environ["NUMBA_CACHE_DIR"] = str(CACHE_DIR)  # Numba reads it when it is imported
 
 
-
 def _import_numba() -> Any:
     """Numba, without its search for SciPy's BLAS, which no kernel uses.
 

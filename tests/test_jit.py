@@ -13,8 +13,9 @@ from lightctr_mpi.kernels import jit, simd
 
 ROOT = Path(__file__).parent.parent
 
-# Trains on two rows by a sweep and by a batch, then prints how often code was loaded and how often compiled.
+# Trains on two rows by a sweep and by a batch, then prints what became of them and whether Numba was needed.
 PROGRAM = """
+import sys
 import numpy as np
 from samples import make_block, make_model
 from lightctr_mpi.config import OptimizerOptions
@@ -23,11 +24,10 @@ block = make_block("several_per_field", 2)
 options = OptimizerOptions(name="adagrad", lr=0.1, l2=0.0)
 model, moves, rows, bias = make_model("fm", 4, optimizer=options)
 model.sweep(block, np.arange(2), rows, block.ids, bias, moves, np.zeros(2))
-ids, grads = np.zeros(1, np.int32), np.zeros((1, model.width), np.float32)
+ids, grads = np.zeros(1, np.int32), np.ones((1, model.width), np.float32)
 moves.apply_rows(rows, ids, rows, ids, model.width, model.width, grads, 1.0)
-kernels = [fm.make_sweep(*model._sweep_codes(moves)), steps.adagrad_rows]
-for kernel in kernels:
-    print(sum(kernel.stats.cache_hits.values()), sum(kernel.stats.cache_misses.values()))
+print(rows.tobytes().hex(), bias.tobytes().hex())
+print("numba" in sys.modules)
 print(jit.CACHE_DIR)
 """
 
@@ -42,13 +42,21 @@ def run(cache, **environment):
     return done.stdout.split("\n")
 
 
-def test_a_second_process_loads_what_the_first_compiled(tmp_path):
+def test_a_second_process_runs_what_the_first_compiled_without_numba(tmp_path):
     first, second = run(tmp_path), run(tmp_path)
-    assert first[:2] == ["0 1", "0 1"]
-    assert second[:2] == ["1 0", "1 0"]
+    assert (first[1], second[1]) == ("True", "False")
+    assert first[0] == second[0]
     assert first[2] == second[2]
     assert Path(first[2]).parent == tmp_path
-    assert any(Path(first[2]).rglob("*.nbc"))
+    names = sorted(path.name.rpartition("-")[0] for path in Path(first[2]).glob("native-*"))
+    assert "native-sweep" in names and "native-apply_rows" in names
+
+
+def test_with_checks_of_bounds_kernels_are_left_to_numba(tmp_path):
+    for _ in range(2):
+        checked = run(tmp_path, NUMBA_BOUNDSCHECK="1")
+        assert checked[1] == "True"
+        assert not list(Path(checked[2]).glob("native-*"))
 
 
 def test_the_cache_folder_is_named_after_all_the_code_depends_on(monkeypatch, tmp_path):

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from typing import Any
-
 import numpy as np
-from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
 
-from .jit import inline_exact
+from .jit import Intrinsic, inline_exact
 
 _ONES = np.uint64(0x0101010101010101)
 _TOPS = np.uint64(0x8080808080808080)
@@ -19,33 +13,7 @@ _NEWLINE = np.uint64(10)
 _NEWLINES = np.uint64(0x0A0A0A0A0A0A0A0A)
 
 
-@intrinsic
-def _word_at(typingctx, data, at):
-    """The 8 bytes of data (uint8[]) from position `at` on as a little-endian number: a single load."""
-
-    def codegen(context, builder, signature, args):
-        start = context.make_array(signature.args[0])(context, builder, value=args[0]).data
-        place = builder.gep(start, [args[1]])
-        word = builder.load(builder.bitcast(place, ir.IntType(64).as_pointer()), align=1)
-        return word if sys.byteorder == "little" else builder.bswap(word)
-
-    return types.uint64(data, types.uint64), codegen
-
-
-word_at: Any = _word_at  # a type checker does not know that Numba fills in the first argument
-
-
-@intrinsic
-def _trailing_zeros(typingctx, word):
-    """Zero bits of a uint64, not 0, below its lowest one."""
-
-    def codegen(context, builder, signature, args):
-        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
-
-    return types.uint64(types.uint64), codegen
-
-
-trailing_zeros: Any = _trailing_zeros
+word_at, trailing_zeros = (Intrinsic(name) for name in ("word_at", "trailing_zeros"))  # intrinsics.py
 
 
 @inline_exact

@@ -96,7 +96,7 @@ def _predict(argv: Sequence[str]) -> int:
     from .mpi import world
     from .predict import predict
 
-    return predict(world(), args.model, args.rows, args.out, data_flags, raw=args.raw)
+    return predict(world(alone=True), args.model, args.rows, args.out, data_flags, raw=args.raw)
 
 
 def _evaluate(argv: Sequence[str]) -> int:
@@ -108,7 +108,7 @@ def _evaluate(argv: Sequence[str]) -> int:
     from .mpi import world
     from .predict import evaluate
 
-    return evaluate(world(), args.model, args.rows, data_flags, as_json=args.json)
+    return evaluate(world(alone=True), args.model, args.rows, data_flags, as_json=args.json)
 
 
 def _inspect(argv: Sequence[str]) -> int:

@@ -2,35 +2,50 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import glob
 import os
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import readers
-from .block import Block
 from .comm import agreed, allgather_sizes, bcast_object, raise_first, rank_of, size_of
 from .config import DataOptions
 from .errors import UserError
-from .readers.source import Source, spool_stdin
+from .readers.source import Source, Unit, spool_stdin
 from .report import size_text
-from .rowstore import RowStore, choose_folder, is_rowstore, open_or_convert
+
+if TYPE_CHECKING:
+    from .rowstore import RowStore
 
 Note = Callable[[str], None]
+T = TypeVar("T")
+_HDF5 = b"\x89HDF\r\n\x1a\n"  # with which every such file begins
 LAST = 2**63 - 1  # number of the unit of a rank that has none left
 
 
 def rowstore_path(paths: Sequence[str]) -> str | None:
     """The one row store among the inputs, or None for text. Raises UserError when the two are mixed."""
-    stores = [path for path in paths if is_rowstore(os.path.expanduser(path))]
+    stores = [path for path in paths if _is_hdf5(os.path.expanduser(path))]
     if not stores:
         return None
     if len(paths) > 1:
         raise UserError(f"{stores[0]} is a row store: it can only be given alone")
     return os.path.expanduser(stores[0])
+
+
+def _is_hdf5(path: str) -> bool:
+    """Whether a file is no text, hence a row store (or its opening will say what is wrong with it)."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(_HDF5)) == _HDF5
+    except OSError:
+        return False
 
 
 def spare_inputs(out: str, inputs: Sequence[str]) -> None:
@@ -145,6 +160,8 @@ def open_rows(
     comm: Any, text: Text, reader: Any, data: DataOptions, run_folder: Path, note: Note
 ) -> RowStore:
     """The rows of text files, from the cache where it is fresh."""
+    from .rowstore import choose_folder, open_or_convert
+
     folder = choose_folder(comm, data.cache, text.source, run_folder)
     shown = ", ".join(file.name for file in text.source.files)
 
@@ -159,28 +176,68 @@ def open_rows(
     )
 
 
-def parsed_rounds(comm: Any, source: Source, reader: Any) -> Iterator[tuple[int, Block | None]]:
-    """Parse the units of `source` in rounds; each yields (number of this rank's unit, Block) or (LAST, None).
+def worked_rounds(
+    comm: Any, source: Source, work: Callable[[Unit, bytes], T], threads: int = 1
+) -> Iterator[tuple[int, T | None]]:
+    """Work on the units of `source` in rounds; each yields (number of this rank's, result) or (LAST, None).
 
-    All ranks take part in every round and see the same number of rounds.
+    All ranks take part in every round and see the same number of rounds. The caller's thread reads and
+    communicates; others work ahead, on the units of the next rounds.
+
+    Args:
+        work: given a unit and its data; with several `threads` it runs on as many units at once.
 
     Raises:
-        DataError: on every rank, the first malformed row of the round.
+        What `work` raised, on every rank, for the first unit of the round.
     """
-    units = source.iterate(rank_of(comm), size_of(comm))
-    number = -1
-    while True:
-        block, problem, more = None, None, False
+    with contextlib.ExitStack() as at_end:
+        pool = None
+        if threads > 1:
+            pool = ThreadPoolExecutor(threads)
+            at_end.callback(pool.shutdown, cancel_futures=True)
+        results = _in_order(source.iterate(rank_of(comm), size_of(comm)), work, pool, 2 * threads)
+        while True:
+            number, result, problem = next(results, (LAST, None, None))
+            more = number != LAST
+            states = allgather_sizes(comm, int(more), int(problem is not None))
+            if states[:, 1].any():
+                raise_first(comm, problem, (number,))
+            if not states[:, 0].any():
+                return
+            yield number, result
+
+
+Worked = tuple[int, T | None, Exception | None]
+
+
+def _in_order(
+    units: Iterator[tuple[int, Unit, bytes]],
+    work: Callable[[Unit, bytes], T],
+    pool: ThreadPoolExecutor | None,
+    ahead: int,
+) -> Iterator[Worked[T]]:
+    """(number, result, problem) of each unit; up to `ahead` units are begun before they are asked for."""
+
+    def attempt(number: int, unit: Unit, data: bytes) -> Worked[T]:
         try:
-            if (found := next(units, None)) is not None:
-                number, unit, data = found
-                more = True
-                block = reader.parse(data, source.where(unit))
+            return number, work(unit, data), None
         except Exception as error:
-            problem = error
-        states = allgather_sizes(comm, int(more), int(problem is not None))
-        if states[:, 1].any():
-            raise_first(comm, problem, (number,))
-        if not states[:, 0].any():
-            return
-        yield number if more else LAST, block
+            return number, None, error
+
+    def begun() -> Iterator[Future[Worked[T]] | Worked[T]]:
+        number = -1
+        try:
+            for number, unit, data in units:
+                yield pool.submit(attempt, number, unit, data) if pool else attempt(number, unit, data)
+        except Exception as error:
+            yield number, None, error  # what was read before comes first
+
+    waiting: deque[Future[Worked[T]] | Worked[T]] = deque()
+    for entry in begun():
+        waiting.append(entry)
+        if pool is None or len(waiting) > ahead:
+            first = waiting.popleft()
+            yield first.result() if isinstance(first, Future) else first
+    while waiting:
+        first = waiting.popleft()
+        yield first.result() if isinstance(first, Future) else first

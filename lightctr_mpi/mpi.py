@@ -9,6 +9,7 @@ waiting.
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import sys
 import time
@@ -26,6 +27,9 @@ from .errors import EXIT_FAULT, EXIT_STOPPED, EXIT_USER, Fault, Stopped, UserErr
 
 GRACE_SECONDS = 2.0  # how long a failing rank waits for the others before it aborts the world
 SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+# What variables of launchers and batch systems begin with: any of them is reason enough to ask MPI.
+_LAUNCHERS = ("OMPI_", "PMI", "PRTE_", "MV2_", "MPI", "I_MPI_", "HYDRA_", "PALS_", "ALPS_", "FLUX_", "JSM_")
+STARTERS = (*_LAUNCHERS, "SLURM_", "LSB_", "PBS_", "SGE_", "COBALT_", "OAR_")
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
 
 
@@ -55,13 +59,19 @@ class World:
 _world: World | None = None
 
 
-def world() -> World:
+def world(*, alone: bool = False) -> World:
     """Join the MPI world (on the first call, by all ranks) and return this rank's place in it.
+
+    Args:
+        alone: a single process that no launcher has started may do without MPI, which takes it 50 ms; the
+            communicators are None then.
 
     Raises:
         UserError: the environment says that several processes were started, but MPI sees only this one.
     """
     global _world
+    if alone and _world is None and not any(name.startswith(STARTERS) for name in os.environ):
+        return World(None, 0, 1, None, 0, 1, host=platform.node(), leaving=None)
     if _world is None:
         mpi = _load()
         library, version = mpi.get_vendor()

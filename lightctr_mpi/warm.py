@@ -19,16 +19,12 @@ from . import defaults, models, optim, readers
 from .block import Block
 from .config import DataOptions, ModelOptions, OptimizerOptions, Run, TrainOptions
 from .kernels.jit import CACHE_DIR
+from .kernels.lookup import Lookup
 from .metrics import Tally
 from .models.base import Model
 from .optim.base import Optimizer
-from .ps import warm as ps_warm
 from .readers.base import LabelRule
 from .readers.source import Source
-from .ring import packed
-from .rowstore import Remap, RowStore, convert
-from .shard import Shard
-from .stores import Replica, Sequential
 
 Note = Callable[[str], None]
 
@@ -52,6 +48,8 @@ def warm_reading(reader: Any, note: Note | None = None) -> None:
         reader.labels = LabelRule(dataclasses.replace(reader.options, label_map=""), reader.task)
 
     def work() -> None:
+        from .rowstore import RowStore, convert
+
         readers.warm(reader)
         with tempfile.TemporaryDirectory() as folder:
             text, rows = Path(folder) / "sample", Path(folder) / "rows.h5"
@@ -61,7 +59,9 @@ def warm_reading(reader: Any, note: Note | None = None) -> None:
             for memory in ("map", "stream"):
                 with RowStore.open(rows, memory, check=True) as store:
                     store.block(np.arange(store.n_rows))
-                    Remap(store.keys, store.fields)(next(_parsed(source, reader)))
+            block = next(_parsed(source, reader))
+            fields = None if block.fields is None else np.unique(block.fields)
+            Lookup(np.unique(block.ids), fields)(block.indptr, block.ids, block.fields, np.zeros(3, np.int64))
 
     _once(f"read-{name}-{reader.task}", work, f"reads {name}", note)
 
@@ -77,6 +77,9 @@ def warm_training(model: Model, optimizer: Optimizer, run: Run, note: Note | Non
     penalties = optimizer.penalty
     mark += f"-{int(penalties[1] != 0)}{int(model.bias)}{int(model.linear)}{int(run.train.shuffle)}-{model.k}"
     _once(mark, lambda: _train(model, optimizer, run), f"trains {model.name}", note)
+    from .ps import warm as ps_warm
+    from .ring import packed
+
     ring = run.ring
     if run.mode == "ring" and (ring.codec != "float32" or ring.top_k < 1):
         mark = f"ring-{ring.codec}-{int(ring.top_k < 1)}"
@@ -90,6 +93,8 @@ def warm_training(model: Model, optimizer: Optimizer, run: Run, note: Note | Non
 def _train(model: Model, optimizer: Optimizer, run: Run) -> None:
     from .kernels import rows, sparse
     from .rowstore import RowOrder
+    from .shard import Shard
+    from .stores import Replica, Sequential
 
     keys = np.arange(8, dtype=np.uint64)
     data = _Tiny(model)

@@ -74,7 +74,7 @@ class Checkpoint:
         """A whole array, its checksum compared. Raises UserError when it does not match."""
         with explained(self.path):
             array = self._dataset(name)[()]
-            self._compare(name, crc32(array))
+            self.compare(name, crc32(array))
         return array
 
     def rows(self, name: str, a: int, b: int) -> np.ndarray:
@@ -92,7 +92,13 @@ class Checkpoint:
             array = self.rows(name, a, b)
             crc = crc32(array, crc)
             yield a, b, array
-        self._compare(name, crc)
+        self.compare(name, crc)
+
+    def place(self, name: str) -> tuple[int, int] | None:
+        """(descriptor of the open file, offset in it) of an array in one stretch, None if it is not."""
+        with explained(self.path):
+            offset = self._dataset(name).id.get_offset()
+            return None if offset is None else (int(self._file.id.get_vfd_handle()), int(offset))
 
     def verify(self) -> None:
         """Read every array and compare its checksum; raises UserError at the first that does not match."""
@@ -156,7 +162,7 @@ class Checkpoint:
             get_attributes(self._group(name)) for name in ("model", "optimizer", "data", "progress")
         )
         config = self._dataset("config")[()]
-        self._compare("config", crc32(config))
+        self.compare("config", crc32(config))
         seed = get_attributes(self._group("features"))["hashing_seed"]
         columns = get_attributes(self._group("history"))["columns"]
         history = {name: self._history_column(f"history/{name}") for name in columns}
@@ -164,7 +170,7 @@ class Checkpoint:
 
     def _history_column(self, name: str) -> list[Any]:
         values = self._dataset(name)[()]
-        self._compare(name, crc32(values))
+        self.compare(name, crc32(values))
         return [None if value != value else value for value in values.tolist()]
 
     def _check_part(self, name: str, part: Part) -> None:
@@ -177,6 +183,7 @@ class Checkpoint:
         if "crc32" not in dataset.attrs:
             raise UserError(f"{self.path}: dataset /{name} has no checksum")
 
-    def _compare(self, name: str, crc: int) -> None:
+    def compare(self, name: str, crc: int) -> None:
+        """Raises UserError unless this is the CRC-32 of the array that the file states."""
         if crc != self.checksum(name):
             raise UserError(f"{self.path} is damaged: checksum mismatch in dataset /{name}")

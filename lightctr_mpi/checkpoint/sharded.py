@@ -98,6 +98,9 @@ class Sharded(Checkpoint):
                     found.append(shard.rows(name, max(a, first) - first, min(b, end) - first))
         return found[1] if len(found) == 2 else np.concatenate(found)
 
+    def place(self, name: str) -> tuple[int, int] | None:
+        return None if self.parts[name].by_key else super().place(name)
+
     def pieces(self, name: str, piece_bytes: int = PIECE_BYTES) -> Iterator[tuple[int, int, np.ndarray]]:
         if not self.parts[name].by_key:
             yield from super().pieces(name, piece_bytes)

@@ -155,6 +155,11 @@ class Dictionary:
         return self._keys[: self._n]
 
     @property
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """(slots, keys) as kernels take them; the next `add` may leave them behind."""
+        return self._slots, self._keys
+
+    @property
     def nbytes(self) -> int:
         return self._slots.nbytes + self._keys.nbytes
 

@@ -13,15 +13,15 @@ import argparse
 import json
 import os
 import re
-import resource
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from common import count_rows, execute, no_core_files, without_fields
 
 LIBFFM_SETTINGS = (
     "--model.bias false --model.linear false --model.init uniform --optimizer.lr 0.2 --optimizer.l2 2e-5"
@@ -52,28 +52,6 @@ class Result:
     rates: list[float] = field(default_factory=list)
     logloss: list[float] = field(default_factory=list)
     memory: float = 0.0
-
-
-def execute(command: list[str], folder: Path, limit: float = 3600) -> tuple[str, float]:
-    """Standard output and peak memory in MB of a command."""
-    script = (
-        "import resource,subprocess,sys;"
-        "r=subprocess.run(sys.argv[1:],stdout=sys.stdout,stderr=subprocess.STDOUT).returncode;"
-        "m=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss;print(f'\\npeak {m} kB');sys.exit(r)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, *command],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=limit,
-        env={**os.environ, "USER": os.environ.get("USER", "user")},  # xLearn wants one
-        check=False,
-    )
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    peak = re.findall(r"peak (\d+) kB", done.stdout)[-1]
-    return done.stdout, int(peak) / 1024
 
 
 def ours(job: Job, judged: bool) -> Result:
@@ -133,14 +111,6 @@ PEERS: dict[str, tuple[str, tuple[str, ...], Runner]] = {  # name -> (program, m
 }
 
 
-def without_fields(source: Path, target: Path) -> Path:
-    """libsvm text of libffm text."""
-    with open(source) as rows, open(target, "w") as out:
-        for row in rows:
-            out.write(re.sub(r"\d+:(\d+:)", r"\1", row))
-    return target
-
-
 def compete(job: Job, repeat: int) -> None:
     """Run all in turn and print their table."""
     runners: dict[str, Runner] = {"lightctr_mpi": ours}
@@ -188,8 +158,7 @@ def main() -> None:
         os.symlink(args.train.absolute(), train)
         os.symlink(args.test.absolute(), test)
         svm, svm_test = without_fields(train, folder / "train.svm"), without_fields(test, folder / "test.svm")
-        with open(train, "rb") as file:
-            rows = sum(1 for _ in file)
+        rows = count_rows(train)
         print(f"{rows:,} rows, {args.epochs} epochs, {args.threads} threads, median of {args.repeat}")
         print("model     program           rows/s   ratio       MB   test logloss of each epoch")
         for model in args.models:
@@ -200,5 +169,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    no_core_files()
     main()

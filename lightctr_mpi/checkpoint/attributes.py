@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import zlib
 from collections.abc import Mapping
@@ -26,12 +27,18 @@ def crc32_joined(first: int, second: int, length: int) -> int:
     A CRC is linear over GF(2): behind the first stretch, `length` zero bytes multiply its remainder by
     x^(8 length) modulo the polynomial of the CRC (the conditioning of both ends cancels).
     """
-    power, factor, exponent = _ONE, _ONE >> 1, 8 * length
+    return _times(_power(8 * length), first) ^ second
+
+
+@functools.lru_cache(64)  # pieces of a file are mostly as long as the last one
+def _power(exponent: int) -> int:
+    """x to a power, modulo the polynomial of the CRC."""
+    power, factor = _ONE, _ONE >> 1
     while exponent:
         if exponent & 1:
             power = _times(power, factor)
         factor, exponent = _times(factor, factor), exponent >> 1
-    return _times(power, first) ^ second
+    return power
 
 
 # Polynomials over GF(2) of degree below 32, x^0 in the highest bit, as CRC-32 has them.

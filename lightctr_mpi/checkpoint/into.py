@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -35,9 +36,13 @@ def read_into(
     (file, start), (n, columns) = found, table.shape
     step = max(1, PIECE_BYTES // (4 * columns))
 
+    rooms = threading.local()
+
     def read(piece: tuple[int, int]) -> int:
         a, b = piece
-        values = np.empty((b - a, columns), np.float32)
+        if not hasattr(rooms, "rows"):
+            rooms.rows = np.empty((step, columns), np.float32)
+        values = rooms.rows[: b - a]
         view, done = values.reshape(-1).view(np.uint8).data, 0
         while done < values.nbytes:
             got = os.preadv(file, [view[done:]], start + 4 * columns * a + done)

@@ -163,7 +163,7 @@ class _Scored:
 
         As many rounds on all ranks. `finish` may run in several threads at once.
         """
-        once_per_node(self.world, lambda: warm_scoring(self.scorer))
+        once_per_node(self.world, lambda: warm_scoring(self.scorer.model))
         yield from self._stored_rounds(finish) if self.stored else self._text_rounds(finish)
         self.counts = allgather_sizes(self.comm, *self.counts.tolist()).reshape(-1, 4).sum(axis=0)
 

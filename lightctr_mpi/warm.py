@@ -19,7 +19,6 @@ from . import defaults, models, optim, readers
 from .block import Block
 from .config import DataOptions, ModelOptions, OptimizerOptions, Run, TrainOptions
 from .kernels.jit import CACHE_DIR
-from .kernels.lookup import Lookup
 from .metrics import Tally
 from .models.base import Model
 from .optim.base import Optimizer
@@ -59,16 +58,8 @@ def warm_reading(reader: Any, note: Note | None = None) -> None:
             for memory in ("map", "stream"):
                 with RowStore.open(rows, memory, check=True) as store:
                     store.block(np.arange(store.n_rows))
-            block = next(_parsed(source, reader))
-            fields = None if block.fields is None else np.unique(block.fields)
-            Lookup(np.unique(block.ids), fields)(block.indptr, block.ids, block.fields, np.zeros(3, np.int64))
 
     _once(f"read-{name}-{reader.task}", work, f"reads {name}", note)
-
-
-def _parsed(source: Source, reader: Any) -> Any:
-    for _, unit, data in source.iterate():
-        yield reader.parse(data, source.where(unit))
 
 
 def warm_training(model: Model, optimizer: Optimizer, run: Run, note: Note | None = None) -> None:
@@ -118,19 +109,23 @@ def _train(model: Model, optimizer: Optimizer, run: Run) -> None:
     store.evaluate(data, model.loss_name)
 
 
-def warm_scoring(scorer: Any) -> None:
-    """A few rows through prediction and its formatting."""
+def warm_scoring(model: Model) -> None:
+    """A few rows through looking up, prediction and formatting."""
+    from .kernels import losses
     from .kernels.format import format_probabilities
-
-    model = scorer.model
+    from .kernels.lookup import Lookup
 
     def work() -> None:
         data = _Tiny(model)
         logit = np.zeros(data.n_rows, np.float32)
         block = data.slice(0, data.n_rows)
-        model.forward(block, np.zeros((8, model.width), np.float32), block.ids, scorer.bias, logit)
-        format_probabilities(scorer.probabilities(logit))
-        tally = Tally(scorer.options.loss)
+        keys, counts = np.arange(8, dtype=np.uint64), np.zeros(3, np.int64)
+        Lookup(keys, np.arange(4, dtype=np.int32))(block.indptr, block.ids, block.fields, counts)
+        rows, bias = np.zeros((len(keys), model.width), np.float32), np.zeros(1, np.float32)
+        model.forward(block, rows, block.ids, bias, logit)
+        losses.predictions(model.loss, logit, probabilities := np.empty_like(logit))
+        format_probabilities(probabilities)
+        tally = Tally(model.loss_name)
         tally.add(logit, block.labels)
         tally.result()
 
@@ -179,6 +174,7 @@ def warmup(name: str) -> int:
         lookup("model", model_name)
         options = defaults.model(ModelOptions(name=model_name))
         model = models.build(options, 4, "logistic")
+        warm_scoring(model)
         for optimizer_name in NAMES["optimizer"]:
             optimizer = optim.build(OptimizerOptions(name=optimizer_name), model_name)
             for sync in ("none", "exact"):

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from lightctr_mpi import readers, warm
 from lightctr_mpi.config import DataOptions
+
+ROOT = Path(__file__).parent.parent
 
 
 def test_who_waits_for_the_compiler_is_told_so_once(tmp_path, monkeypatch):
@@ -37,3 +44,30 @@ def test_width_of_a_dense_file_is_no_hindrance(tmp_path, monkeypatch):
         reader.prepare(b",".join([b"1"] * width), "rows.csv")
         assert [line.count(b",") + 1 for line in reader.sample.splitlines()] == [width, width]
         warm.warm_reading(reader)
+
+
+PROGRAM = """
+import sys
+from lightctr_mpi import cli
+assert cli.run(["warmup", "--model", "lr"]) == 0
+assert "numba" in sys.modules
+"""
+SCORING = """
+import sys
+from lightctr_mpi import cli
+assert cli.run(sys.argv[1:]) == 0
+assert "numba" not in sys.modules
+"""
+
+
+def test_after_warmup_nothing_is_left_to_compile(tmp_path):
+    train = ["train", "--data.train", "rows", "--model.name", "lr", "--train.epochs", "1"]
+    train += ["--out", "run", "--quiet"]
+    predict = ["predict", "run/model.h5", "rows", "-o", "out"]
+    (tmp_path / "rows").write_text("1 0:1:1 1:2:1\n0 0:3:1 1:2:1\n" * 9)
+    env = os.environ | {"LIGHTCTR_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
+    for program, words in ((PROGRAM, []), (SCORING, train), (SCORING, predict)):
+        command = [sys.executable, "-c", program, *words]
+        done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=250)
+        assert done.returncode == 0, done.stderr
+    assert len((tmp_path / "out").read_text().splitlines()) == 18

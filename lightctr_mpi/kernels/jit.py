@@ -121,6 +121,9 @@ def _numba() -> Any:
     return numba
 
 
+_LOADING = threading.RLock()  # LLVM's linker takes one piece of code after the other
+
+
 class Kernel:
     """A function that is compiled for the types of its arguments when it is first called with them.
 
@@ -136,7 +139,6 @@ class Kernel:
         functools.update_wrapper(self, function)
         self.py_func, self._options = function, options
         self._calls: dict[Any, native.Call] = {}
-        self._lock = threading.Lock()
 
     def __call__(self, *args: Any) -> Any:
         try:
@@ -145,7 +147,7 @@ class Kernel:
             return self.dispatcher(*args)
         call = self._calls.get(key)
         if call is None:
-            with self._lock:
+            with _LOADING:
                 call = self._calls.get(key) or self._find(key, args)
                 self._calls[key] = call
         return call(args)

@@ -173,7 +173,7 @@ class Kernel:
 
     def _find(self, key: tuple, args: tuple) -> native.Call:
         """From the cache, or compiled and put there."""
-        path = None if _WATCHED else self._path(key)
+        path = None if _WATCHED or not native.passable(key) else self._path(key)
         if path is not None and (call := native.load(path, key)):
             return call
         dispatcher = self.dispatcher

@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import functools
 import importlib.util
+import itertools
 import json
 import os
 import platform
@@ -49,6 +50,10 @@ _RESULTS = {name: kind for _, kind, name in _SCALARS.values()} | {"boolean": cty
 _PLAIN = (int, float, bool)  # ctypes takes these as they are
 
 
+# Bits of numpy.ndarray.flags.num: C-contiguous and aligned; writeable.
+_PLAIN_MEMORY, _WRITEABLE = 0x101, 0x400
+
+
 class Foreign(Exception):
     """An argument that only Numba knows how to pass."""
 
@@ -57,9 +62,9 @@ def describe(arg: Any) -> Any:
     """What decides how an argument is passed, hashable; raises Foreign."""
     kind = type(arg)
     if kind is np.ndarray:
-        flags = arg.flags
-        if flags.c_contiguous and flags.aligned and arg.dtype.isnative and arg.dtype.kind in "iufb":
-            return arg.dtype, arg.ndim, flags.writeable
+        flags = arg.flags.num
+        if flags & _PLAIN_MEMORY == _PLAIN_MEMORY:
+            return arg.dtype, arg.ndim, flags & _WRITEABLE
     elif kind is tuple:
         return tuple([describe(item) for item in arg])
     elif kind in _SCALARS and (kind is not int or -(2**63) <= arg < 2**63):
@@ -67,16 +72,43 @@ def describe(arg: Any) -> Any:
     raise Foreign
 
 
-def _flatten(args: tuple, out: list) -> None:
-    """Append what is passed for `args`."""
-    for arg in args:
-        kind = type(arg)
-        if kind is np.ndarray:
-            out += (0, 0, arg.size, arg.itemsize, arg.ctypes.data, *arg.shape, *arg.strides)
-        elif kind is tuple:
-            _flatten(arg, out)
+def passable(key: tuple) -> bool:
+    """Whether the elements of all arrays are numbers in this machine's order of bytes."""
+    return all(
+        passable(item) if not isinstance(item[0], np.dtype) else item[0].isnative and item[0].kind in "iufb"
+        for item in key
+        if isinstance(item, tuple) and item
+    )
+
+
+def _unpacking(key: tuple, names: Iterator[str], passed: list[str]) -> str:
+    """Target that takes a tuple of arguments apart; `passed` gets the expressions passed for them."""
+    parts = []
+    for item in key:
+        if isinstance(item, tuple) and not (item and isinstance(item[0], np.dtype)):
+            parts.append(_unpacking(item, names, passed))
+            continue
+        name = next(names)
+        parts.append(name)
+        if not isinstance(item, tuple):
+            passed.append(name if item in _PLAIN else f"{name}.item()")
+        elif item[1] == 1:  # by far the most
+            size = item[0].itemsize
+            passed.append(f"0, 0, len({name}), {size}, {name}.ctypes.data, len({name}), {size}")
         else:
-            out.append(arg if kind in _PLAIN else arg.item())
+            head = f"0, 0, {name}.size, {name}.itemsize, {name}.ctypes.data"
+            passed.append(f"{head}, *{name}.shape, *{name}.strides")
+    return "(" + "".join(f"{part}, " for part in parts) + ")"
+
+
+def _make_flatten(key: tuple) -> Callable[[tuple, Any, Any], tuple]:
+    """Function of (arguments, result, problem) that gives all that is passed, written out for this key."""
+    passed: list[str] = []
+    target = _unpacking(key, (f"a{i}" for i in itertools.count()), passed)
+    unpack = f"    {target} = args\n" if key else ""
+    space: dict[str, Any] = {}
+    exec(f"def flatten(args, *heads):\n{unpack}    return (*heads, {', '.join(passed)})", space)
+    return space["flatten"]
 
 
 def _passed(key: tuple) -> Iterator[tuple[str, Any]]:
@@ -190,13 +222,11 @@ def _bind(address: int, key: tuple, returns: list[str], as_tuple: bool, name: st
     fields = [(f"r{i}", _RESULTS[kind]) for i, kind in enumerate(returns)] or [("r0", ctypes.c_void_p)]
     names = [field for field, _ in fields]
     structure = type("Result", (ctypes.Structure,), {"_fields_": fields})
-    reference, nothing = ctypes.byref, not returns
+    reference, nothing, flatten = ctypes.byref, not returns, _make_flatten(key)
 
     def call(args: tuple) -> Any:
         result, problem = structure(), ctypes.c_void_p()
-        flat = [reference(result), reference(problem)]
-        _flatten(args, flat)
-        if function(*flat):
+        if function(*flatten(args, reference(result), reference(problem))):
             raise MemoryError(f"no memory for the work space of a kernel ({name})")
         if nothing:
             return None

@@ -104,9 +104,9 @@ _WATCHED = any(
 
 @functools.cache
 def _numba() -> Any:
-    """Numba, without its search for SciPy's BLAS, which no kernel uses.
+    """Numba, without its search for SciPy's BLAS.
 
-    The search imports scipy.linalg, which takes a third as long as Numba itself.
+    The search imports scipy.linalg, which no kernel calls.
     """
     hidden: dict[str, Any] = {name: None for name in ("scipy", "scipy.linalg") if name not in sys.modules}
     sys.modules.update(hidden)  # None: cannot be imported

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -296,3 +296,24 @@ def agreed(comm: Any, key: tuple = ()) -> Iterator[None]:
     except Exception as caught:
         problem = caught
     agree(comm, problem, key)
+
+
+def on_some(comm: Any, chosen: bool, work: Callable[[], Any]) -> Any:
+    """Run `work` on the ranks where `chosen` is set; the others wait for them without using up their cores.
+
+    Returns:
+        What `work` returned on the ranks that ran it, None on the others.
+
+    Raises:
+        On every rank, the first exception that `work` raised on some rank (see `agree`).
+    """
+    result, problem = None, None
+    if chosen:
+        try:
+            result = work()
+        except Exception as caught:
+            problem = caught
+    if size_of(comm) > 1:
+        wait(comm.Ibarrier())
+    agree(comm, problem)
+    return result

@@ -167,8 +167,13 @@ class CheckpointOptions:
 
 @dataclass(frozen=True)
 class RingOptions:
-    """The ring all-reduce."""
+    """The ring all-reduce, or one copy of the model for all ranks of a node."""
 
+    replica: str = option(
+        "rank",
+        "rank: each rank holds the model, exact batches; node: the ranks of a node share it, row by row",
+        choices=("rank", "node"),
+    )
     dense_above: float = option(
         0.25, "share of touched keys in a batch above which whole tables are exchanged", range=Range(0, 1)
     )
@@ -302,6 +307,25 @@ def check(run: Run) -> None:
         raise UserError("data.label_map makes labels 0 and 1: it cannot be used with data.labels = soft")
     _check_monitor(run)
     _check_ps(run.ps)
+    _check_node(run)
+
+
+def _check_node(run: Run) -> None:
+    """One copy of the model on a node: nothing travels, and no gradients are summed."""
+    if run.ring.replica != "node":
+        return
+    if run.mode == "ps":
+        raise UserError("ring.replica = node is for mode ring: in mode ps the servers keep the model")
+    if run.train.sync == "exact":
+        raise UserError("ring.replica = node learns row by row: it cannot be used with train.sync = exact")
+    if run.train.sync == "auto" and run.train.batch_size is not None:
+        raise UserError("ring.replica = node learns row by row: it cannot be used with train.batch_size")
+    for key in ("codec", "top_k", "dense_above"):
+        given = getattr(run.ring, key)
+        if given != RingOptions.__dataclass_fields__[key].default:
+            raise UserError(
+                f"ring.{key} = {given} is about gradients on the wire; with ring.replica = node none travel"
+            )
 
 
 def _check_ps(ps: PsOptions) -> None:

@@ -32,7 +32,7 @@ from .train import Fit, Progress
 
 def train(resolved: Resolved, world: World) -> int:
     """Train as the options say; returns the exit code. Raises UserError or Stopped on every rank."""
-    run = settle(resolved.run, world.size)
+    run = settle(resolved.run, world.size, world.local_size)
     comm = world.comm if world.size > 1 else None
     folder = RunFolder(run.out)
     with agreed(comm):
@@ -192,6 +192,8 @@ class Job:
         run, world = self.run, self.world
         ranks = f"{world.size} rank{'s' if world.size > 1 else ''}"
         how = "row by row" if run.train.sync == "none" else f"batches of {run.train.batch_size} rows"
+        if run.ring.replica == "node" and world.size > 1:
+            how += " on one copy of the model"
         lines = [f"lightctr_mpi: {run.model.name} on {ranks}, mode {run.mode}, {how}", *_settings(self)]
         if source is not None:
             lines.append(f"resuming from {source.path}")

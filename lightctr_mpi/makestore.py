@@ -15,6 +15,7 @@ from .mpi import World, once_per_node
 from .optim.base import Optimizer
 from .ps.store import ParameterServer
 from .report import size_text
+from .ring.node import NodeReplica
 from .ring.store import Ring
 from .shard import Shard, memory_of
 from .stores import Place, Replica, Sequential
@@ -48,6 +49,9 @@ def make_store(
         return ParameterServer(
             world.comm, world.host, world.status, model, optimizer, keys, run, note, stop, folder
         )
+    if world.size > 1 and run.ring.replica == "node":
+        threads = threads_of(run.train.threads)
+        return NodeReplica(world.node, world.windows, model, optimizer, keys, run.seed, threads)
     if world.size > 1:
         return Ring(world.comm, model, optimizer, keys, run.seed, run.train.batch_size, run.ring)
     shard = Shard(model, optimizer, keys, run.seed)
@@ -61,6 +65,8 @@ def _estimate(run: Run, model: Model, optimizer: Optimizer, n_keys: int, ranks: 
     numbers = n_keys * sum(math.prod(tail) for _, _, tail in model.parts()) + model.bias
     if run.mode == "ps":
         size, where = memory_of(model, optimizer, -(-n_keys // (run.ps.servers or 1))), " on each server"
+    elif run.ring.replica == "node":
+        size, where = memory_of(model, optimizer, n_keys), ", one copy for all ranks" if ranks > 1 else ""
     else:
         size, where = memory_of(model, optimizer, n_keys, ranks), " on each rank" if ranks > 1 else ""
     return (

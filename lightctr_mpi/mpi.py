@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from .comm import agree, wait
+from .comm import on_some, wait
 from .errors import EXIT_FAULT, EXIT_STOPPED, EXIT_USER, Fault, Stopped, UserError, one_line
 
 GRACE_SECONDS = 2.0  # how long a failing rank waits for the others before it aborts the world
@@ -43,6 +43,7 @@ class World:
         host: name of the host.
         leaving: communicator used only by `guard`, so that its messages meet no others.
         status: makes an empty MPI status, for those who probe for messages.
+        windows: MPI's class of windows, for those who share memory.
     """
 
     comm: Any
@@ -54,6 +55,7 @@ class World:
     host: str
     leaving: Any
     status: Any = None
+    windows: Any = None
 
 
 _world: World | None = None
@@ -79,12 +81,15 @@ def world(*, alone: bool = False) -> World:
         if not mpi.Is_initialized():
             # One thread makes all calls, but MPICH gives up its core while it waits only at this level: with
             # more ranks than cores the lower ones took a hundred times as long for an Allreduce of 1 MB.
+            # Without fitting hardware Open MPI's windows over UCX are of no use, and say so on every rank.
+            os.environ.setdefault("OMPI_MCA_osc", "^ucx")
             mpi.Init_thread(mpi.THREAD_MULTIPLE)
         comm = mpi.COMM_WORLD
         check_size(os.environ, comm.size, library)
         node = comm.Split_type(mpi.COMM_TYPE_SHARED, key=comm.rank)
         place = (comm.rank, comm.size, node, node.rank, node.size)
-        _world = World(comm, *place, host=mpi.Get_processor_name(), leaving=comm.Dup(), status=mpi.Status)
+        host, leaving = mpi.Get_processor_name(), comm.Dup()
+        _world = World(comm, *place, host, leaving, status=mpi.Status, windows=mpi.Win)
     return _world
 
 
@@ -160,16 +165,7 @@ def once_per_node(world: World, work: Callable[[], Any]) -> Any:
     Raises:
         On every rank, the first exception that `work` raised on some rank (see `comm.agree`).
     """
-    result, problem = None, None
-    if world.local_rank == 0:
-        try:
-            result = work()
-        except Exception as caught:
-            problem = caught
-    if world.size > 1:
-        wait(world.comm.Ibarrier())
-    agree(world.comm, problem)
-    return result
+    return on_some(world.comm, world.local_rank == 0, work)
 
 
 class Signals:

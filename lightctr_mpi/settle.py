@@ -9,8 +9,11 @@ from .config import Run
 from .errors import UserError
 
 
-def settle(run: Run, ranks: int) -> Run:
+def settle(run: Run, ranks: int, on_node: int | None = None) -> Run:
     """Fill in what can be known before the data is read; mode auto on several ranks waits for that.
+
+    Args:
+        ranks: of the world; on_node: those on this rank's node (default: all).
 
     Raises UserError for combinations that make no sense on this number of ranks.
     """
@@ -19,6 +22,14 @@ def settle(run: Run, ranks: int) -> Run:
     mode = run.mode
     if mode == "auto" and ranks == 1:
         mode = "single"
+    node = run.ring.replica == "node"
+    if node and mode == "auto":
+        mode = "ring"
+    if node and on_node not in (None, ranks):
+        raise UserError(
+            f"ring.replica = node is for the ranks of one node, mpirun has started {ranks} on several: start "
+            "them on one, or let each rank hold the model (--ring.replica rank)"
+        )
     servers = run.ps.servers or max(1, ranks // 4)
     if mode == "ps":
         check_ranks(ranks, servers)
@@ -30,11 +41,12 @@ def settle(run: Run, ranks: int) -> Run:
         raise UserError(f"mode single is for one rank, mpirun has started {ranks}: use --mode ring")
     sync = run.train.sync
     if sync == "auto":
-        sequential = mode == "single" and run.train.batch_size is None
+        sequential = node or (mode == "single" and run.train.batch_size is None)
         sync = "none" if sequential else "exact"
-    if sync == "none" and mode != "single":
+    if sync == "none" and mode != "single" and not node:
         raise UserError(
-            f"train.sync none (row after row) is for --mode single; mode {mode} needs --train.sync exact"
+            f"train.sync none (row after row) is for --mode single, or for many ranks of one node with "
+            f"--ring.replica node; mode {mode} needs --train.sync exact"
         )
     monitor = run.train.monitor
     if monitor == "auto":

@@ -19,8 +19,13 @@ def memory_of(model: Model, optimizer: Optimizer, n_keys: int, owners: int = 1) 
     """Bytes that a Shard takes, to be told before they are taken; of several owners, the largest."""
     width, slots = model.width, optimizer.slots
     if owners == 1:
-        return 4 * n_keys * row_stride(width * (1 + slots))
+        return 4 * n_keys * stride_of(model, optimizer)
     return 4 * width * (n_keys + slots * -(-n_keys // owners))
+
+
+def stride_of(model: Model, optimizer: Optimizer) -> int:
+    """Floats from one row to the next where weights and state lie side by side."""
+    return row_stride(model.width * (1 + optimizer.slots))
 
 
 class Shard:
@@ -29,8 +34,9 @@ class Shard:
     Args:
         model, optimizer: what is learned and how it moves.
         keys: uint64[n] sorted original keys; row i of the table belongs to keys[i].
-        seed: seed of the initial values.
+        seed: seed of the initial values; None leaves what stands in `arrays`.
         owned: (first, end) range of rows whose state is kept here; the default owns all, side by side.
+        arrays: rows and bias to use in place of new ones, by a shard that owns all (of zeros).
 
     Attributes:
         rows: float32[n, stride]; columns [0, model.width) are weights.
@@ -43,19 +49,22 @@ class Shard:
         model: Model,
         optimizer: Optimizer,
         keys: np.ndarray,
-        seed: int,
+        seed: int | None,
         owned: tuple[int, int] | None = None,
+        arrays: tuple[np.ndarray, np.ndarray] | None = None,
     ):
         self.model, self.optimizer, self.keys = model, optimizer, keys
         width, slots = model.width, optimizer.slots
         self.first, self.end = owned if owned is not None else (0, len(keys))
         if owned is None:
-            self.rows = alloc_rows(len(keys), row_stride(width * (1 + slots)))
+            self.rows = alloc_rows(len(keys), stride_of(model, optimizer)) if arrays is None else arrays[0]
             self.state, self.state_col = self.rows, width
         else:
             self.rows = alloc_rows(len(keys), width)
             self.state, self.state_col = alloc_rows(self.end - self.first, slots * width), 0
-        self.bias = np.zeros(1 + slots, np.float32)
+        self.bias = np.zeros(1 + slots, np.float32) if arrays is None else arrays[1]
+        if seed is None:
+            return
         model.init_rows(self.rows, keys, seed)
         optimizer.init_state(self.rows_of_state(0, self.end - self.first), self.weights(self.first, self.end))
         optimizer.init_state(self.bias[None, 1:], self.bias[None, :1])
@@ -79,6 +88,7 @@ class Shard:
         if self.model.bias:
             self.optimizer.apply_dense(self.bias[:1], self.bias[1:], np.array([dbias], np.float32), scale)
 
-    def all_finite(self) -> bool:
-        """Whether every weight is a finite number."""
-        return bool(np.isfinite(self.bias).all()) and rows_kernels.all_finite(self.rows, self.model.width)
+    def all_finite(self, a: int = 0, b: int | None = None) -> bool:
+        """Whether the bias and every weight, or those of rows a to b, are finite numbers."""
+        finite = rows_kernels.all_finite(self.rows[a:b], self.model.width)
+        return bool(np.isfinite(self.bias).all()) and finite

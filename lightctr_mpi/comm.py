@@ -231,15 +231,19 @@ def any_rank(comm: Any, flag: bool) -> bool:
 # --- agreement ---
 
 
-def wait(request: Any, seconds: float | None = None) -> bool:
-    """Wait for a non-blocking call without using up the core; False if it is not done after `seconds`."""
+def wait(request: Any, seconds: float | None = None, longest: float = 0.05) -> bool:
+    """Wait for a non-blocking call without using up the core; False if it is not done after `seconds`.
+
+    Args:
+        longest: seconds between two looks, at most; they begin close together.
+    """
     end = None if seconds is None else time.monotonic() + seconds
     pause = 0.0002
     while not request.Test():
         if end is not None and time.monotonic() > end:
             return False
         time.sleep(pause)
-        pause = min(2 * pause, 0.05)
+        pause = min(2 * pause, longest)
     return True
 
 

@@ -1,9 +1,10 @@
 """One copy of the model for the ranks of a node: python benchmarks/node.py TRAIN.h5 TEST.h5
 
-The files are made by `convert`. Learns row by row on one rank, on several that share the model (ring.replica =
-node) and with as many threads of one rank, in turn (A B A B ...). Prints medians over repeats: rows per second
-of the best epoch; the same by processor time, of the rank that used most of it, as if every rank had a core to
-itself, with the ratio to one rank; and the memory of all ranks after training, shared pages counted once (Pss).
+The files are made by `convert`. Learns row by row on one rank, on several that share the model (ring.replica
+= node) and with as many threads of one rank, in turn (A B A B ...). Prints medians over repeats: rows per
+second of the best epoch; the same by processor time, of the rank that used most of it, as if every rank had a
+core to itself, with the ratio to one rank; and the memory of all ranks after training, shared pages counted
+once (Pss).
 """
 
 from __future__ import annotations

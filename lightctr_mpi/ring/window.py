@@ -21,11 +21,11 @@ import numpy as np
 from ..comm import any_rank, on_some
 from ..errors import UserError
 
-HUGE = 2 << 20
+HUGE, CACHE_LINE = 2 << 20, 64  # bytes
 BACKING = "OMPI_MCA_osc_sm_backing_directory"
 # Where MPICH and Open MPI keep the segments of windows, without names as soon as all ranks have mapped them.
 FOLDER = os.environ.get(BACKING, "/dev/shm")
-SPARE = 1 << 20  # what the MPI itself puts there beside the window
+SPARE = 1.05  # Open MPI refuses a segment that would leave less than this
 # Numbers of Linux that Python 3.11 has no names for.
 MREMAP_MAYMOVE, MREMAP_FIXED = 1, 2
 MAP_NORESERVE = 0x4000
@@ -42,28 +42,32 @@ def shared_floats(node: Any, windows: Any, n: int) -> np.ndarray:
     Raises:
         UserError: on all ranks; the node's folder of shared memory is too small.
     """
-    first, size = node.Get_rank() == 0, 4 * max(n, 1)
+    first, size = node.Get_rank() == 0, 4 * n + CACHE_LINE
     on_some(node, first, lambda: _check_room(size))
-    window = windows.Allocate_shared(size if first else 0, 1, comm=node)
+    try:
+        window = windows.Allocate_shared(size if first else 0, 1, comm=node)
+    except RuntimeError as problem:  # which not all ranks need to see
+        raise _too_small(size) from problem
     view = np.frombuffer(window.Shared_query(0)[0], np.uint8)[:size]
     again = _map_again(view.ctypes.data, size)
     if any_rank(node, again is None):  # the window is left to the end of MPI
         on_some(node, first, lambda: view.fill(0))
-        return view.view(np.float32)[:n]
+        start = -view.ctypes.data % CACHE_LINE  # of a single rank it is no page
+        return view[start : start + 4 * n].view(np.float32)
     assert again is not None
     pages, at = again
     window.Free()
     memory = np.frombuffer(pages, np.uint8)[at : at + size]
 
-    def start() -> None:
+    def begin() -> None:
         _take(pages, at, size)
         memory.fill(0)
         _use_huge_pages(pages, at, size)
 
-    on_some(node, first, start)
+    on_some(node, first, begin)
     if not first:
         _use_huge_pages(pages, at, size)
-    return memory.view(np.float32)[:n]
+    return memory[: 4 * n].view(np.float32)
 
 
 def _check_room(size: int) -> None:
@@ -72,7 +76,7 @@ def _check_room(size: int) -> None:
         stat = os.statvfs(FOLDER)
     except OSError:
         return  # the MPI has another place
-    if stat.f_bavail * stat.f_frsize < size + SPARE:
+    if stat.f_bavail * stat.f_frsize < SPARE * size + HUGE:
         raise _too_small(size, stat.f_bavail * stat.f_frsize)
 
 

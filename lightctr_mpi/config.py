@@ -169,11 +169,6 @@ class CheckpointOptions:
 class RingOptions:
     """The ring all-reduce, or one copy of the model for all ranks of a node."""
 
-    replica: str = option(
-        "rank",
-        "rank: each rank holds the model, exact batches; node: the ranks of a node share it, row by row",
-        choices=("rank", "node"),
-    )
     dense_above: float = option(
         0.25, "share of touched keys in a batch above which whole tables are exchanged", range=Range(0, 1)
     )
@@ -186,6 +181,11 @@ class RingOptions:
         1.0,
         "share of a batch's gradient rows that are sent, the largest; the rest later",
         range=Range(0, 1, True),
+    )
+    replica: str = option(
+        "rank",
+        "rank: each rank holds the model, exact batches; node: the ranks of a node share it, row by row",
+        choices=("rank", "node"),
     )
 
 

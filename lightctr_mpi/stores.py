@@ -1,7 +1,7 @@
 """Stores: where parameters live and how a step moves them. The training loop knows nothing else of the mode.
 
-`Sequential` walks its rows one by one on one rank (libffm's way, `sync = none`); `Replica` takes mini-batches
-on one rank; `ring.store.Ring` takes the same mini-batches on many.
+`Sequential` walks its rows one by one on one rank (libffm's way, `sync = none`), `ring.node.NodeReplica` on
+all ranks of a node; `Replica` takes mini-batches on one rank; `ring.store.Ring` takes the same on many.
 """
 
 from __future__ import annotations

@@ -418,6 +418,10 @@ def runs(draw):
     flat["data.valid"] = flat["data.valid"] or ("v",)
     if flat["ps.delay"] != "none":
         flat["ps.consistency"] = "asp"
+    if flat["ring.replica"] == "node":
+        flat["mode"], flat["train.sync"] = "ring", "none"
+        of_wire = ("ring.codec", "ring.top_k", "ring.dense_above")
+        flat |= {key: OPTIONS[key].default for key in of_wire}
     flat["ps.evict_age"] = flat["ps.evict_age"] or int(flat["ps.evict_hits"] > 0)
     flat["ps.slow"] = draw(st.just("") | st.builds("{}:{}".format, st.integers(0, 9), st.integers(1, 9)))
     run = Run(**{key: value for key, value in flat.items() if "." not in key})

@@ -47,7 +47,7 @@ def shared_floats(node: Any, windows: Any, n: int) -> np.ndarray:
     try:
         window = windows.Allocate_shared(size if first else 0, 1, comm=node)
     except RuntimeError as problem:  # which not all ranks need to see
-        raise _too_small(size) from problem
+        raise UserError(f"{_too_small(size)} (the MPI says: {problem})") from problem
     view = np.frombuffer(window.Shared_query(0)[0], np.uint8)[:size]
     again = _map_again(view.ctypes.data, size)
     if any_rank(node, again is None):  # the window is left to the end of MPI

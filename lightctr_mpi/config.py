@@ -98,6 +98,11 @@ class ModelOptions:
         "normal: standard deviation, uniform: upper end, the lower one is 0 (default: by model and k)",
         range=Range(0, math.inf, True),
     )
+    share: float = option(
+        1.0,
+        "ffm: a feature's blocks move along their own gradient plus `share` times the sum of all; 0: as libffm",
+        range=Range(0, 1000),
+    )
 
 
 @dataclass(frozen=True)
@@ -273,6 +278,7 @@ OWNERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "model.k": ("model.name", ("fm", "ffm")),
     "model.init": ("model.name", ("fm", "ffm")),
     "model.init_scale": ("model.name", ("fm", "ffm")),
+    "model.share": ("model.name", ("ffm",)),
     "optimizer.init": ("optimizer.name", ("adagrad",)),
     "optimizer.alpha": ("optimizer.name", ("ftrl",)),
     "optimizer.beta": ("optimizer.name", ("ftrl",)),

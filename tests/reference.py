@@ -89,8 +89,12 @@ def penalty(name, params, row, l2, l1):
     return total
 
 
-def gradient(name, params, row, norm, dlogit, l2=0.0, l1=0.0):
-    """dict like params: gradient of dlogit * logit + penalty."""
+def gradient(name, params, row, norm, dlogit, l2=0.0, l1=0.0, share=0.0):
+    """dict like params: gradient of dlogit * logit + penalty.
+
+    share (FFM): to each block that an entry touches, share times the sum over these blocks of what the entry
+    adds to the gradient of dlogit * logit.
+    """
     listed = entries(name, row, norm)
     grad = {key: np.zeros_like(value) for key, value in params.items()}
     if "bias" in params:
@@ -110,6 +114,10 @@ def gradient(name, params, row, norm, dlogit, l2=0.0, l1=0.0):
             else:
                 grad["factors"][j, g] += dlogit * x * y * v[i, f]
                 touched.add(g)
+        if share:
+            together = [dlogit * x * y * v[i, f] for b, (i, _, y) in enumerate(listed) if b != a]
+            for g in touched:
+                grad["factors"][j, g] += share * sum(together)
         for where in [j] if name == "fm" else [(j, g) for g in touched]:
             grad["factors"][where] += l2 * v[where] + l1 * np.sign(v[where])
     return grad
@@ -179,7 +187,7 @@ def move(params, state, grad, optimizer, scale=1.0, touched=None):
             optimizer.step(part, scale * g[j : j + 1], parts)
 
 
-def epoch(name, kind, params, state, optimizer, rows, labels, order, norm=True, weights=None):
+def epoch(name, kind, params, state, optimizer, rows, labels, order, norm=True, weights=None, share=0.0):
     """Sequential pass: the mean loss before each update. params and state are moved in place."""
     total, weight_sum = 0.0, 0.0
     for i in order:
@@ -189,7 +197,7 @@ def epoch(name, kind, params, state, optimizer, rows, labels, order, norm=True, 
         total += weight * loss(kind, z, labels[i])
         weight_sum += weight
         dlogit = weight * slope(kind, z, labels[i])
-        grad = gradient(name, params, rows[i], factor, dlogit, optimizer.l2, optimizer.l1)
+        grad = gradient(name, params, rows[i], factor, dlogit, optimizer.l2, optimizer.l1, share)
         touched = sorted({j for j, _, _ in entries(name, rows[i], factor)})
         move(params, state, grad, optimizer, touched=touched)
     return total / weight_sum

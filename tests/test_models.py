@@ -13,6 +13,7 @@ from lightctr_mpi.errors import UserError
 from lightctr_mpi.kernels import losses, sparse
 
 MODELS = ["lr", "fm", "ffm"]
+SHARES = [("lr", 0.0), ("fm", 0.0), ("ffm", 0.0), ("ffm", 0.7)]  # model, model.share
 OPTIMIZERS = [
     OptimizerOptions(name="sgd", lr=0.1, l2=0.01),
     OptimizerOptions(name="adagrad", lr=0.2, l2=0.01),
@@ -70,16 +71,16 @@ def test_logits_equal_the_reference(name, kind, k):
 
 @pytest.mark.parametrize("k", [3, 4, 16])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", MODELS)
-def test_gradients_equal_the_reference(name, kind, k):
+@pytest.mark.parametrize(("name", "share"), SHARES)
+def test_gradients_equal_the_reference(name, share, kind, k):
     block, rng = make_block(kind), np.random.default_rng(2)
     dlogit = rng.normal(size=block.n_rows).astype(np.float32)
     for linear, (l2, l1) in ((True, (0.3, 0.2)), (False, (0.0, 0.0))):
-        model, _, rows, bias = make_model(name, KINDS[kind][0], k=k, linear=linear)
+        model, _, rows, bias = make_model(name, KINDS[kind][0], k=k, linear=linear, share=share)
         params, total = params_of(model, rows, bias), params_of(model, np.zeros_like(rows))
         for i, row in enumerate(reference.rows_of(block)):
             norm = reference.norm_of(row[2])
-            grad = reference.gradient(name, params, row, norm, float(dlogit[i]), l2, l1)
+            grad = reference.gradient(name, params, row, norm, float(dlogit[i]), l2, l1, share)
             for key in total:
                 total[key] += grad[key]
         whole, dbias = backward(model, rows, block, dlogit, l2, l1)
@@ -89,10 +90,10 @@ def test_gradients_equal_the_reference(name, kind, k):
 
 @pytest.mark.parametrize(("loss", "k"), [("logistic", 4), ("squared", 5), ("logistic", 8)])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", MODELS)
-def test_the_pass_that_does_all_equals_its_parts(name, kind, loss, k):
+@pytest.mark.parametrize(("name", "share"), SHARES)
+def test_the_pass_that_does_all_equals_its_parts(name, share, kind, loss, k):
     """`gradient` against `forward`, the loss and `backward`, with sample weights and penalties."""
-    model, _, rows, bias = make_model(name, KINDS[kind][0], loss=loss, k=k)
+    model, _, rows, bias = make_model(name, KINDS[kind][0], loss=loss, k=k, share=share)
     block = make_block(kind, n=20)
     block.weights = np.random.default_rng(2).uniform(0.5, 2, 20).astype(np.float32)
     logit, dlogit = np.empty(20, np.float32), np.empty(20, np.float32)
@@ -110,16 +111,18 @@ def test_the_pass_that_does_all_equals_its_parts(name, kind, loss, k):
 @pytest.mark.parametrize("k", [4, 16])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("options", OPTIMIZERS, ids=lambda o: o.name)
-@pytest.mark.parametrize("name", MODELS)
-def test_sweep_equals_the_sequential_reference(name, options, kind, k):
+@pytest.mark.parametrize(("name", "share"), SHARES)
+def test_sweep_equals_the_sequential_reference(name, share, options, kind, k):
     block, order = make_block(kind, 20), np.random.default_rng(4).permutation(20)
-    model, moves, rows, bias = make_model(name, KINDS[kind][0], k=k, optimizer=options)
+    model, moves, rows, bias = make_model(name, KINDS[kind][0], k=k, optimizer=options, share=share)
     params, other = params_of(model, rows, bias), reference_optimizer(options)
     state, listed = reference.start(params, other), reference.rows_of(block)
     for _ in range(2):
         sums = np.zeros(2)
         model.sweep(block, order, rows, block.ids, bias, moves, sums)
-        mean = reference.epoch(name, "logistic", params, state, other, listed, block.labels, order)
+        mean = reference.epoch(
+            name, "logistic", params, state, other, listed, block.labels, order, share=share
+        )
         assert sums[0] / sums[1] == pytest.approx(mean, rel=1e-5)
         assert sums[1] == 20
     for key, value in params_of(model, rows, bias).items():
@@ -158,7 +161,7 @@ def test_sweep_with_sample_weights_l1_and_squared_loss(name, kind):
     block.weights = rng.random(20).astype(np.float32)
     block.labels = rng.normal(size=20).astype(np.float32)
     options = OptimizerOptions(name="adagrad", lr=0.2, l2=0.01, l1=0.02)
-    model, moves, rows, bias = make_model(name, KINDS[kind][0], loss="squared", k=8, optimizer=options)
+    model, moves, rows, bias = make_model(name, KINDS[kind][0], loss="squared", k=8, optimizer=options, share=0)
     params, other = params_of(model, rows, bias), reference_optimizer(options)
     state, order, sums = reference.start(params, other), np.arange(20), np.zeros(2)
     model.sweep(block, order, rows, block.ids, bias, moves, sums)

@@ -23,7 +23,7 @@ from functools import cache
 
 import numpy as np
 
-from . import ffmpairs, simd
+from . import ffmpairs, ffmshare, simd
 from .ahead import fetch_entries
 from .jit import inline, jit
 from .losses import add_loss, point_loss, point_slope
@@ -43,7 +43,7 @@ def longest_row(indptr, rows):
 
 @jit
 def scratch(longest, n_fields, k):
-    """Work space for rows of up to `longest` entries: T, touched float32[h], own float32[k], x, index."""
+    """Work space for rows of up to `longest` entries: T, touched float32[h], own float32[k], x, index, shared."""
     m = n_fields if 2 * longest >= n_fields else longest
     h = (m * k + 7) // 8 * 8
     size = max(longest, n_fields)
@@ -53,6 +53,7 @@ def scratch(longest, n_fields, k):
         np.empty(k, np.float32),
         np.empty(size, np.float32),
         np.zeros((6, size), np.int32),
+        np.zeros(max(h, n_fields * k) + k, np.float32),
     )
 
 
@@ -196,10 +197,13 @@ def _find_entries(n, k, n_fields, x, index, stride, pairs):
 
 
 @inline
-def _logit_by_pairs(n, k, pairs, table, linear, column):
-    """Linear part and pairs of a row with one entry in each field."""
+def _logit_by_pairs(n, k, pairs, table, linear, column, share, shared):
+    """Linear part and pairs of a row with one entry in each field; fills `shared` if there is a share."""
     base, by_field = pairs
-    z = ffmpairs.logit(n, k, base, by_field, table)
+    if share > ZERO:
+        z = ffmshare.logit(n, k, base, by_field, table, shared)
+    else:
+        z = ffmpairs.logit(n, k, base, by_field, table)
     if linear:
         for f in range(n):
             z += by_field[f] * table[base[f] // table.shape[1], column]
@@ -209,9 +213,9 @@ def _logit_by_pairs(n, k, pairs, table, linear, column):
 @jit
 def forward(csr, table, shape, b0, logit):
     """logit[i] of every row; b0: float32, the bias or 0; shape: (fields, k, whether there is a linear
-    part)."""
-    (indptr, ids, fields, values, norms), (n_fields, k, linear) = csr, shape
-    T, _, _, x, index = scratch(longest_row(indptr, np.arange(len(indptr) - 1)), n_fields, k)
+    part, float32 share of ffmshare)."""
+    (indptr, ids, fields, values, norms), (n_fields, k, linear, share) = csr, shape
+    T, _, _, x, index, shared = scratch(longest_row(indptr, np.arange(len(indptr) - 1)), n_fields, k)
     pairs = (np.empty(n_fields, np.int64), np.empty(n_fields, np.float32))
     column = (n_fields * k + 7) // 8 * 8
     for i in range(len(logit)):
@@ -220,7 +224,7 @@ def forward(csr, table, shape, b0, logit):
             fetch_entries(table, ids, b, indptr[i + 2], column + linear)
         n, m = _enter_row(a, b, norms[i], ids, fields, values, n_fields, x, index)
         if _find_entries(n, k, n_fields, x, index, table.shape[1], pairs):
-            logit[i] = b0 + _logit_by_pairs(n, k, pairs, table, linear, column)
+            logit[i] = b0 + _logit_by_pairs(n, k, pairs, table, linear, column, ZERO, shared)
         else:
             _sum_fields(n, m, k, x, index, table, T)
             logit[i] = b0 + _row_logit(n, m, k, m == n_fields, x, index, table, linear, column, T)
@@ -246,16 +250,20 @@ def _add_blocks(full, j, at, m, k, kx, index, T, touched, table, l2, l1, grad, u
 
 
 @inline
-def _add_row(n, m, k, full, kappa, work, local, table, l2, l1, grad):
+def _add_row(n, m, k, full, kappa, work, local, table, l2, l1, grad, share):
     """Gradient of the factors of one row whose T is filled."""
-    T, touched, own, x, index = work
+    T, touched, own, x, index, shared = work
     h = (m * k + 7) // 8 * 8
     _mark_touched(m, k, index, touched)
     for t in range(n):
         j, q, u = index[1, t], index[2, t], local[index[0, t]]
         at, kx = np.int64(q) * h, kappa * x[t]
         _take_out(j, q, k, x[t], index, table, at, T, touched, own)
-        _add_blocks(full, j, at, m, k, kx, index, T, touched, table, l2, l1, grad, u)
+        source, start = T, at
+        if share > ZERO:
+            ffmshare.mix(m, k, at, T, touched, share, shared)
+            source, start = shared, np.int64(0)
+        _add_blocks(full, j, start, m, k, kx, index, source, touched, table, l2, l1, grad, u)
         _put_back(q, k, at, T, touched, own)
 
 
@@ -270,14 +278,14 @@ def _add_linear(n, kappa, x, index, local, table, l2, l1, grad, column):
 @jit
 def backward(csr, table, shape, local, dlogit, penalty, grad):
     """Add to grad float32[u, h + linear] the gradient of sum_i dlogit[i] logit[i] and of the regulariser."""
-    (indptr, ids, fields, values, norms), (n_fields, k, linear), (l2, l1) = csr, shape, penalty
+    (indptr, ids, fields, values, norms), (n_fields, k, linear, share), (l2, l1) = csr, shape, penalty
     work = scratch(longest_row(indptr, np.arange(len(indptr) - 1)), n_fields, k)
-    T, _, _, x, index = work
+    T, _, _, x, index, shared = work
     column = (n_fields * k + 7) // 8 * 8
     for i in range(len(dlogit)):
         n, m = _enter_row(indptr[i], indptr[i + 1], norms[i], ids, fields, values, n_fields, x, index)
         _sum_fields(n, m, k, x, index, table, T)
-        _add_row(n, m, k, m == n_fields, dlogit[i], work, local, table, l2, l1, grad)
+        _add_row(n, m, k, m == n_fields, dlogit[i], work, local, table, l2, l1, grad, share)
         if linear:
             _add_linear(n, dlogit[i], x, index, local, table, l2, l1, grad, column)
 
@@ -286,9 +294,9 @@ def backward(csr, table, shape, local, dlogit, penalty, grad):
 def gradient(csr, target, loss, table, shape, local, b0, penalty, grad, sums):
     """`forward`, the loss and `backward` in one pass; sums float64[3] += loss, weight, slope of the bias."""
     (indptr, ids, fields, values, norms), (labels, weights) = csr, target
-    (n_fields, k, linear), (l2, l1) = shape, penalty
+    (n_fields, k, linear, share), (l2, l1) = shape, penalty
     work = scratch(longest_row(indptr, np.arange(len(indptr) - 1)), n_fields, k)
-    T, _, _, x, index = work
+    T, _, _, x, index, shared = work
     pairs = (np.empty(n_fields, np.int64), np.empty(n_fields, np.float32))
     grads = np.empty(n_fields, np.int64)
     column = (n_fields * k + 7) // 8 * 8
@@ -301,7 +309,7 @@ def gradient(csr, target, loss, table, shape, local, b0, penalty, grad, sums):
         full = m == n_fields
         paired = _find_entries(n, k, n_fields, x, index, table.shape[1], pairs)
         if paired:
-            z = b0 + _logit_by_pairs(n, k, pairs, table, linear, column)
+            z = b0 + _logit_by_pairs(n, k, pairs, table, linear, column, share, shared)
         else:
             _sum_fields(n, m, k, x, index, table, T)
             z = b0 + _row_logit(n, m, k, full, x, index, table, linear, column, T)
@@ -310,9 +318,11 @@ def gradient(csr, target, loss, table, shape, local, b0, penalty, grad, sums):
             base, by_field = pairs
             for t in range(n):
                 grads[index[2, t]] = np.int64(local[index[0, t]]) * grad.shape[1]
-            ffmpairs.add(True, n, k, kappa, base, grads, by_field, table, grad, penalty)
+            if share > ZERO:
+                ffmshare.scale(n, k, share * kappa, by_field, shared)
+            ffmpairs.add(True, n, k, kappa, base, grads, by_field, shared, table, grad, penalty)
         else:
-            _add_row(n, m, k, full, kappa, work, local, table, l2, l1, grad)
+            _add_row(n, m, k, full, kappa, work, local, table, l2, l1, grad, share)
         if linear:
             _add_linear(n, kappa, x, index, local, table, l2, l1, grad, column)
 
@@ -344,17 +354,21 @@ def _learn_blocks(opt, use_l1, full, j, at, m, k, kx, index, T, touched, table, 
 
 
 @inline
-def _learn_row(opt, use_l1, n, m, k, full, kappa, work, ids, ahead, table, slot, hyper, penalty):
+def _learn_row(opt, use_l1, n, m, k, full, kappa, work, ids, ahead, table, slot, hyper, penalty, share):
     """One step on the factors of every entry; asks for the table rows of the entries from `ahead` on."""
-    T, touched, own, x, index = work
+    T, touched, own, x, index, shared = work
     h, width = (m * k + 7) // 8 * 8, slot
     for t in range(n):
         fetch_entries(table, ids, min(ahead + t, len(ids)), min(ahead + t + 1, len(ids)), table.shape[1])
         j, q = index[1, t], index[2, t]
         at, kx = np.int64(q) * h, kappa * x[t]
         _take_out(j, q, k, x[t], index, table, at, T, touched, own)
+        source, start = T, at
+        if share > ZERO:
+            ffmshare.mix(m, k, at, T, touched, share, shared)
+            source, start = shared, np.int64(0)
         _learn_blocks(
-            opt, use_l1, full, j, at, m, k, kx, index, T, touched, table, slot, width, hyper, penalty
+            opt, use_l1, full, j, start, m, k, kx, index, source, touched, table, slot, width, hyper, penalty
         )
         _put_back(q, k, at, T, touched, own)
 
@@ -376,9 +390,9 @@ def make_sweep(opt: int, loss: int, use_l1: int, use_bias: int):
 
     @jit
     def sweep(csr, target, order, table, shape, slot, bias, hyper, penalty, sums):
-        (indptr, ids, fields, values, norms), (labels, weights), (n_fields, k, linear) = csr, target, shape
+        (indptr, ids, fields, values, norms), (labels, weights), (n_fields, k, linear, share) = csr, target, shape
         work = scratch(longest_row(indptr, order), n_fields, k)
-        T, touched, _, x, index = work
+        T, touched, _, x, index, shared = work
         pairs = (np.empty(n_fields, np.int64), np.empty(n_fields, np.float32))
         column = (n_fields * k + 7) // 8 * 8
         loss_sum, weight_sum = 0.0, 0.0
@@ -390,7 +404,7 @@ def make_sweep(opt: int, loss: int, use_l1: int, use_bias: int):
             full = m == n_fields
             paired = opt != FTRL and _find_entries(n, k, n_fields, x, index, table.shape[1], pairs)
             if paired:
-                z = _logit_by_pairs(n, k, pairs, table, linear, column)
+                z = _logit_by_pairs(n, k, pairs, table, linear, column, share, shared)
             else:
                 _sum_fields(n, m, k, x, index, table, T)
                 z = _row_logit(n, m, k, full, x, index, table, linear, column, T)
@@ -402,14 +416,18 @@ def make_sweep(opt: int, loss: int, use_l1: int, use_bias: int):
             kappa = np.float32(weight * point_slope(loss, z, labels[i]))
             if paired:
                 base, by_field = pairs
+                if share > ZERO:
+                    ffmshare.scale(n, k, share * kappa, by_field, shared)
                 ffmpairs.learn(
-                    opt, use_l1, n, k, kappa, base, by_field, table, slot, hyper[0], penalty, ids, ahead
+                    opt, use_l1, n, k, kappa, base, by_field, shared, table, slot, hyper[0], penalty, ids, ahead
                 )
                 if linear:
                     _learn_linear(opt, use_l1, n, kappa, x, index, table, column, slot, hyper, penalty)
             else:
                 _mark_touched(m, k, index, touched)
-                _learn_row(opt, use_l1, n, m, k, full, kappa, work, ids, ahead, table, slot, hyper, penalty)
+                _learn_row(
+                    opt, use_l1, n, m, k, full, kappa, work, ids, ahead, table, slot, hyper, penalty, share
+                )
                 if linear:
                     _learn_linear(opt, use_l1, n, kappa, x, index, table, column, slot, hyper, penalty)
             if use_bias:

@@ -6,7 +6,8 @@ two pairs (f, g) and (f, g + 1) share a vector of 8: W[j_f, g] and W[j_f, g + 1]
 
 Where one id stands in two fields of a row, its two moves follow one another, as in libffm.
 
-base: int64[F] offset of the table row of each field's entry; x: float32[F] its value, normalised.
+base: int64[F] offset of the table row of each field's entry; x: float32[F] its value, normalised; shared:
+float32[F k] what all blocks of an entry move along besides their own gradient (kernels/ffmshare.py), or zeros.
 """
 
 from __future__ import annotations
@@ -68,14 +69,16 @@ def _pull(l28, l18, use_l1, w8):
 
 
 @inline
-def _learn_two(opt, use_l1, f, g, kf, base, x, table, slot, rate8, l28, l18):
+def _learn_two(opt, use_l1, f, g, kf, base, x, shared, table, slot, rate8, l28, l18):
     """The pairs (f, g) and (f, g + 1), k = 4."""
     kx8 = simd.join(simd.splat4(kf * x[g]), simd.splat4(kf * x[g + 1]))
     at, first, second = base[f] + 4 * g, base[g] + 4 * f, base[g + 1] + 4 * f
     mine = simd.load8(table, at)
     others = simd.join(simd.load4(table, first), simd.load4(table, second))
-    slope = simd.fma(kx8, mine, _pull(l28, l18, use_l1, others))
-    _move8(opt, table, at, simd.fma(kx8, others, _pull(l28, l18, use_l1, mine)), slot, rate8)
+    slope = simd.fma(kx8, mine, simd.add(_pull(l28, l18, use_l1, others), simd.load8(shared, 4 * g)))
+    along4 = simd.load4(shared, 4 * f)
+    along = simd.add(_pull(l28, l18, use_l1, mine), simd.join(along4, along4))
+    _move8(opt, table, at, simd.fma(kx8, others, along), slot, rate8)
     if opt == 1:
         s = simd.join(simd.load4(table, first + slot), simd.load4(table, second + slot))
         s = simd.fma(slope, slope, s)
@@ -88,22 +91,27 @@ def _learn_two(opt, use_l1, f, g, kf, base, x, table, slot, rate8, l28, l18):
 
 
 @inline
-def _learn_blocks(opt, use_l1, k, kx, at, other, table, slot, rate8, l28, l18):
-    """The pair whose blocks begin at `at` and `other`; k a multiple of 8."""
+def _learn_blocks(opt, use_l1, f, g, k, kx, base, shared, table, slot, rate8, l28, l18):
+    """The pair (f, g); k a multiple of 8."""
+    at, other = base[f] + k * g, base[g] + k * f
     kx8 = simd.splat8(kx)
     for d in range(0, k, 8):
         a, b = simd.load8(table, at + d), simd.load8(table, other + d)
-        _move8(opt, table, at + d, simd.fma(kx8, b, _pull(l28, l18, use_l1, a)), slot, rate8)
-        _move8(opt, table, other + d, simd.fma(kx8, a, _pull(l28, l18, use_l1, b)), slot, rate8)
+        along_a = simd.add(_pull(l28, l18, use_l1, a), simd.load8(shared, k * f + d))
+        along_b = simd.add(_pull(l28, l18, use_l1, b), simd.load8(shared, k * g + d))
+        _move8(opt, table, at + d, simd.fma(kx8, b, along_a), slot, rate8)
+        _move8(opt, table, other + d, simd.fma(kx8, a, along_b), slot, rate8)
 
 
 @inline
-def _learn_last(opt, use_l1, f, g, kx, base, table, slot, rate, l2, l1):
+def _learn_last(opt, use_l1, f, g, kx, base, shared, table, slot, rate, l2, l1):
     """One pair, k = 4: both of its blocks in a vector."""
     at, other = base[f] + 4 * g, base[g] + 4 * f
     a, b = simd.load4(table, at), simd.load4(table, other)
     w = simd.join(a, b)
-    slope = simd.fma(simd.splat8(kx), simd.join(b, a), _pull(simd.splat8(l2), simd.splat8(l1), use_l1, w))
+    along = simd.join(simd.load4(shared, 4 * f), simd.load4(shared, 4 * g))
+    along = simd.add(along, _pull(simd.splat8(l2), simd.splat8(l1), use_l1, w))
+    slope = simd.fma(simd.splat8(kx), simd.join(b, a), along)
     if opt == 1:
         s = simd.join(simd.load4(table, at + slot), simd.load4(table, other + slot))
         s = simd.fma(slope, slope, s)
@@ -116,7 +124,7 @@ def _learn_last(opt, use_l1, f, g, kx, base, table, slot, rate, l2, l1):
 
 
 @inline
-def learn(opt, use_l1, n, k, kappa, base, x, table, slot, rate, penalty, ids, ahead):
+def learn(opt, use_l1, n, k, kappa, base, x, shared, table, slot, rate, penalty, ids, ahead):
     """One step of SGD or Adagrad on the blocks of all pairs; the state begins `slot` columns further.
 
     Asks on the way for the table rows of the n entries from `ahead` on, which come next.
@@ -128,42 +136,45 @@ def learn(opt, use_l1, n, k, kappa, base, x, table, slot, rate, penalty, ids, ah
         fetch_entries(table, ids, min(ahead + f, len(ids)), min(ahead + f + 1, len(ids)), table.shape[1])
         if k == 4:
             while g + 1 < n:
-                _learn_two(opt, use_l1, f, g, kf, base, x, table, slot, rate8, l28, l18)
+                _learn_two(opt, use_l1, f, g, kf, base, x, shared, table, slot, rate8, l28, l18)
                 g += 2
             if g < n:
-                _learn_last(opt, use_l1, f, g, kf * x[g], base, table, slot, rate, l2, l1)
+                _learn_last(opt, use_l1, f, g, kf * x[g], base, shared, table, slot, rate, l2, l1)
         else:
             for h in range(f + 1, n):
-                at, other = base[f] + k * h, base[h] + k * f
-                _learn_blocks(opt, use_l1, k, kf * x[h], at, other, table, slot, rate8, l28, l18)
+                kx = kf * x[h]
+                _learn_blocks(opt, use_l1, f, h, k, kx, base, shared, table, slot, rate8, l28, l18)
 
 
 @inline
-def _add_two(use_l1, f, g, kf, base, grads, x, table, grad, l28, l18):
+def _add_two(use_l1, f, g, kf, base, grads, x, shared, table, grad, l28, l18):
     """Gradient of the pairs (f, g) and (f, g + 1), k = 4."""
     kx8 = simd.join(simd.splat4(kf * x[g]), simd.splat4(kf * x[g + 1]))
     mine = simd.load8(table, base[f] + 4 * g)
     others = _blocks4(table, 0, base[g], base[g + 1], f)
     at, first, second = grads[f] + 4 * g, grads[g] + 4 * f, grads[g + 1] + 4 * f
-    slope = simd.fma(kx8, others, _pull(l28, l18, use_l1, mine))
-    simd.store8(grad, at, simd.add(simd.load8(grad, at), slope))
-    slope = simd.fma(kx8, mine, _pull(l28, l18, use_l1, others))
+    along4 = simd.load4(shared, 4 * f)
+    along = simd.add(_pull(l28, l18, use_l1, mine), simd.join(along4, along4))
+    simd.store8(grad, at, simd.add(simd.load8(grad, at), simd.fma(kx8, others, along)))
+    slope = simd.fma(kx8, mine, simd.add(_pull(l28, l18, use_l1, others), simd.load8(shared, 4 * g)))
     simd.store4(grad, first, simd.add(simd.load4(grad, first), simd.low(slope)))
     simd.store4(grad, second, simd.add(simd.load4(grad, second), simd.high(slope)))
 
 
 @inline
-def _add_last(use_l1, f, g, kx, base, grads, table, grad, l28, l18):
+def _add_last(use_l1, f, g, kx, base, grads, shared, table, grad, l28, l18):
     """Gradient of one pair, k = 4."""
     a, b = simd.load4(table, base[f] + 4 * g), simd.load4(table, base[g] + 4 * f)
     at, other = grads[f] + 4 * g, grads[g] + 4 * f
-    slope = simd.fma(simd.splat8(kx), simd.join(b, a), _pull(l28, l18, use_l1, simd.join(a, b)))
+    along = simd.join(simd.load4(shared, 4 * f), simd.load4(shared, 4 * g))
+    along = simd.add(along, _pull(l28, l18, use_l1, simd.join(a, b)))
+    slope = simd.fma(simd.splat8(kx), simd.join(b, a), along)
     simd.store4(grad, at, simd.add(simd.load4(grad, at), simd.low(slope)))
     simd.store4(grad, other, simd.add(simd.load4(grad, other), simd.high(slope)))
 
 
 @inline
-def add(use_l1, n, k, kappa, base, grads, x, table, grad, penalty):
+def add(use_l1, n, k, kappa, base, grads, x, shared, table, grad, penalty):
     """Add the gradient of all pairs and of the regulariser.
 
     grads: int64[n] offset in `grad` of the row of each field's entry.
@@ -173,10 +184,10 @@ def add(use_l1, n, k, kappa, base, grads, x, table, grad, penalty):
         kf, g = kappa * x[f], f + 1
         if k == 4:
             while g + 1 < n:
-                _add_two(use_l1, f, g, kf, base, grads, x, table, grad, l28, l18)
+                _add_two(use_l1, f, g, kf, base, grads, x, shared, table, grad, l28, l18)
                 g += 2
             if g < n:
-                _add_last(use_l1, f, g, kf * x[g], base, grads, table, grad, l28, l18)
+                _add_last(use_l1, f, g, kf * x[g], base, grads, shared, table, grad, l28, l18)
         else:
             for h in range(f + 1, n):
                 kx8 = simd.splat8(kf * x[h])
@@ -184,7 +195,7 @@ def add(use_l1, n, k, kappa, base, grads, x, table, grad, penalty):
                     a = simd.load8(table, base[f] + k * h + d)
                     b = simd.load8(table, base[h] + k * f + d)
                     at, other = grads[f] + k * h + d, grads[h] + k * f + d
-                    slope = simd.fma(kx8, b, _pull(l28, l18, use_l1, a))
-                    simd.store8(grad, at, simd.add(simd.load8(grad, at), slope))
-                    slope = simd.fma(kx8, a, _pull(l28, l18, use_l1, b))
-                    simd.store8(grad, other, simd.add(simd.load8(grad, other), slope))
+                    along = simd.add(_pull(l28, l18, use_l1, a), simd.load8(shared, k * f + d))
+                    simd.store8(grad, at, simd.add(simd.load8(grad, at), simd.fma(kx8, b, along)))
+                    along = simd.add(_pull(l28, l18, use_l1, b), simd.load8(shared, k * h + d))
+                    simd.store8(grad, other, simd.add(simd.load8(grad, other), simd.fma(kx8, a, along)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from ..config import ModelOptions
 from ..errors import UserError
 from ..kernels import ffm
@@ -23,7 +25,7 @@ class FieldAwareFactorizationMachine(Model):
         super().__init__(options, n_fields, loss)
         if n_fields < 1:
             raise UserError("model ffm needs data with fields (libffm, csv, tsv, criteo or avazu files)")
-        self._shape = (n_fields, self.k, int(self.linear))
+        self._shape = (n_fields, self.k, int(self.linear), np.float32(options.share))
         self._columns = round_up(n_fields * self.k)
         self.width = self._columns + int(self.linear)
 

@@ -1,0 +1,102 @@
+"""FFM whose blocks of a feature move together (kernels/ffm.py).
+
+Think of a block as W[j, g] = V_j + D[j, g], a part that all blocks of the feature share and one of its own. Small
+steps along the gradient in V and D, V's at `share` times the rate, move the block itself along
+
+    d W[j, g] + share * sum over the blocks h of j that the row touches of d W[j, h]
+
+so that neither V nor D has to be kept: with share = 0 blocks learn apart, as in libffm, and the larger it is the
+closer the model keeps to a factorization machine. A block alone sees one pair of a row, all blocks of a feature
+together see every pair. Only what the data say is shared, not the regulariser.
+
+Letters as in kernels/ffm.py and kernels/ffmpairs.py.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from . import simd
+from .jit import inline, jit
+
+ZERO = np.float32(0)
+
+
+@jit
+def mix(m, k, at, T, touched, share, out):
+    """out[:h] = the row of T that starts at `at` plus, on touched blocks, share times the sum of its blocks.
+
+    out: float32[h + k] or longer, h = m k rounded up to 8.
+    """
+    h = (m * k + 7) // 8 * 8
+    if k == 4:
+        sum4, share4 = simd.splat4(ZERO), simd.splat4(share)
+        for q in range(m):
+            sum4 = simd.add(sum4, simd.load4(T, at + 4 * q))
+        sum4 = simd.mul(share4, sum4)
+        for q in range(m):
+            part = simd.fma(simd.load4(touched, 4 * q), sum4, simd.load4(T, at + 4 * q))
+            simd.store4(out, 4 * q, part)
+    else:
+        for d in range(k):
+            out[h + d] = ZERO
+        for q in range(m):
+            for d in range(k):
+                out[h + d] += share * T[at + q * k + d]
+        for q in range(m):
+            for d in range(k):
+                out[q * k + d] = T[at + q * k + d] + touched[q * k + d] * out[h + d]
+    for c in range(m * k, h):
+        out[c] = ZERO
+
+
+@jit
+def logit(n, k, base, x, table, shared):
+    """`ffmpairs.logit`, and shared[f] = sum over the fields g of x_g W[j_g, f]: float32[n k]."""
+    z = ZERO
+    for c in range(n * k):
+        shared[c] = ZERO
+    for f in range(n - 1):
+        row, sum8, x8 = base[f], simd.splat8(ZERO), simd.splat8(x[f])
+        g = f + 1
+        if k == 4:
+            of_f = simd.splat8(ZERO)
+            while g + 1 < n:
+                pair8 = simd.join(simd.splat4(x[g]), simd.splat4(x[g + 1]))
+                first, second = base[g] + 4 * f, base[g + 1] + 4 * f
+                mine, others = (
+                    simd.load8(table, row + 4 * g),
+                    simd.mul(pair8, simd.join(simd.load4(table, first), simd.load4(table, second))),
+                )
+                sum8, of_f = simd.fma(mine, others, sum8), simd.add(of_f, others)
+                simd.store8(shared, 4 * g, simd.fma(x8, mine, simd.load8(shared, 4 * g)))
+                g += 2
+            z += x[f] * simd.total8(sum8)
+            of_f4 = simd.add(simd.add(simd.low(of_f), simd.high(of_f)), simd.load4(shared, 4 * f))
+            if g < n:
+                mine4 = simd.load4(table, row + 4 * g)
+                other4 = simd.mul(simd.splat4(x[g]), simd.load4(table, base[g] + 4 * f))
+                z += x[f] * simd.total4(simd.mul(mine4, other4))
+                of_f4 = simd.add(of_f4, other4)
+                simd.store4(shared, 4 * g, simd.fma(simd.splat4(x[f]), mine4, simd.load4(shared, 4 * g)))
+            simd.store4(shared, 4 * f, of_f4)
+        else:
+            while g < n:
+                other8 = simd.splat8(x[g])
+                for d in range(0, k, 8):
+                    mine8 = simd.load8(table, row + k * g + d)
+                    of_g = simd.mul(other8, simd.load8(table, base[g] + k * f + d))
+                    sum8 = simd.fma(mine8, of_g, sum8)
+                    simd.store8(shared, k * f + d, simd.add(of_g, simd.load8(shared, k * f + d)))
+                    simd.store8(shared, k * g + d, simd.fma(x8, mine8, simd.load8(shared, k * g + d)))
+                g += 1
+            z += x[f] * simd.total8(sum8)
+    return z
+
+
+@inline
+def scale(n, k, factor, x, shared):
+    """Turn what `logit` left in `shared` into what each block of a field's entry moves along besides its own."""
+    for f in range(n):
+        for d in range(k * f, k * f + k):
+            shared[d] *= factor * x[f]

@@ -24,7 +24,8 @@ from pathlib import Path
 from common import count_rows, execute, no_core_files, without_fields
 
 LIBFFM_SETTINGS = (
-    "--model.bias false --model.linear false --model.init uniform --optimizer.lr 0.2 --optimizer.l2 2e-5"
+    "--model.bias false --model.linear false --model.init uniform --model.share 0 "
+    "--optimizer.lr 0.2 --optimizer.l2 2e-5"
 )
 
 

@@ -100,7 +100,7 @@ class ModelOptions:
     )
     share: float = option(
         1.0,
-        "ffm: a feature's blocks move along their own gradient plus `share` times the sum of all; 0: as libffm",
+        "ffm: part of the summed gradient of a feature's blocks that moves each of them; 0: as libffm",
         range=Range(0, 1000),
     )
 

@@ -32,8 +32,8 @@ RATES: dict[tuple[str, str], tuple[float, float]] = {
 
 # Standard deviation of normal initial factors: small enough for the first logits to be near 0 (a uniform
 # start above 0 costs half an epoch to unlearn), large enough for gradients of factors, which are factors
-# themselves: of one feature in FFM, of a whole row in FM.
-DEVIATION = {"lr": 0.1, "fm": 0.1, "ffm": 0.05}
+# themselves. FFM starts as FM does, since its blocks move together (model.share); apart, they need 0.2.
+DEVIATION = {"lr": 0.1, "fm": 0.1, "ffm": 0.1}
 
 
 def model(options: ModelOptions) -> ModelOptions:

@@ -7,10 +7,12 @@ import pytest
 import reference
 from samples import KEYS, KINDS, make_block, make_model, params_of, reference_optimizer
 
-from lightctr_mpi import models
+from lightctr_mpi import models, optim
+from lightctr_mpi.block import Block
 from lightctr_mpi.config import ModelOptions, OptimizerOptions
 from lightctr_mpi.errors import UserError
 from lightctr_mpi.kernels import losses, sparse
+from lightctr_mpi.shard import Shard
 
 MODELS = ["lr", "fm", "ffm"]
 SHARES = [("lr", 0.0), ("fm", 0.0), ("ffm", 0.0), ("ffm", 0.7)]  # model, model.share
@@ -161,7 +163,8 @@ def test_sweep_with_sample_weights_l1_and_squared_loss(name, kind):
     block.weights = rng.random(20).astype(np.float32)
     block.labels = rng.normal(size=20).astype(np.float32)
     options = OptimizerOptions(name="adagrad", lr=0.2, l2=0.01, l1=0.02)
-    model, moves, rows, bias = make_model(name, KINDS[kind][0], loss="squared", k=8, optimizer=options, share=0)
+    how = {"loss": "squared", "k": 8, "optimizer": options, "share": 0.0}
+    model, moves, rows, bias = make_model(name, KINDS[kind][0], **how)
     params, other = params_of(model, rows, bias), reference_optimizer(options)
     state, order, sums = reference.start(params, other), np.arange(20), np.zeros(2)
     model.sweep(block, order, rows, block.ids, bias, moves, sums)
@@ -275,3 +278,38 @@ def test_every_kernel_is_compiled_for_one_signature(name):
     }
     # Functions called by a kernel that came from the cache have not been loaded themselves.
     assert counts["forward"] == counts["backward"] == max(counts.values()) == 1
+
+
+def planted_rows(n, seed):
+    """One-hot rows of 6 fields with 20 keys each, labels by the sign of a factorization machine of rank 2."""
+    rng = np.random.default_rng(seed)
+    factors = np.random.default_rng(0).normal(size=(120, 2))
+    ids = rng.integers(0, 20, (n, 6)) + 20 * np.arange(6)
+    summed = factors[ids].sum(axis=1)
+    pairs = (np.square(summed) - np.square(factors[ids]).sum(axis=1)).sum(axis=1)
+    block = Block(
+        np.arange(0, 6 * n + 1, 6),
+        ids.reshape(-1).astype(np.int32),
+        np.tile(np.arange(6, dtype=np.int32), n),
+        None,
+        (pairs > 0).astype(np.float32),
+    )
+    block.norms = np.full(n, 1 / np.sqrt(6), np.float32)
+    return block
+
+
+def test_blocks_that_move_together_learn_a_factorization_machine_from_fewer_rows():
+    train, test = planted_rows(2000, 1), planted_rows(1000, 2)
+    loss = {}
+    for share in (0.0, 1.0):
+        options = ModelOptions(name="ffm", k=4, share=share, init_scale=0.1)
+        model, moves = models.build(options, 6, "logistic"), optim.build(OptimizerOptions(), "ffm")
+        shard = Shard(model, moves, np.arange(120, dtype=np.uint64), 1)
+        logit, slopes = np.empty(1000, np.float32), np.empty(1000, np.float32)
+        loss[share] = 1.0
+        for _ in range(10):
+            model.sweep(train, np.arange(2000), shard.rows, train.ids, shard.bias, moves, np.zeros(2))
+            model.forward(test, shard.rows, test.ids, shard.bias, logit)
+            total, _ = losses.evaluate("logistic", logit, test.labels, None, slopes)
+            loss[share] = min(loss[share], total / 1000)
+    assert loss[1.0] < 0.9 * loss[0.0]

@@ -43,7 +43,8 @@ def longest_row(indptr, rows):
 
 @jit
 def scratch(longest, n_fields, k):
-    """Work space for rows of up to `longest` entries: T, touched float32[h], own float32[k], x, index, shared."""
+    """Work space for rows of up to `longest` entries: T, touched float32[h], own float32[k], x, index,
+    shared float32[h + k] or longer."""
     m = n_fields if 2 * longest >= n_fields else longest
     h = (m * k + 7) // 8 * 8
     size = max(longest, n_fields)
@@ -214,7 +215,7 @@ def _logit_by_pairs(n, k, pairs, table, linear, column, share, shared):
 def forward(csr, table, shape, b0, logit):
     """logit[i] of every row; b0: float32, the bias or 0; shape: (fields, k, whether there is a linear
     part, float32 share of ffmshare)."""
-    (indptr, ids, fields, values, norms), (n_fields, k, linear, share) = csr, shape
+    (indptr, ids, fields, values, norms), (n_fields, k, linear, _) = csr, shape
     T, _, _, x, index, shared = scratch(longest_row(indptr, np.arange(len(indptr) - 1)), n_fields, k)
     pairs = (np.empty(n_fields, np.int64), np.empty(n_fields, np.float32))
     column = (n_fields * k + 7) // 8 * 8
@@ -390,7 +391,8 @@ def make_sweep(opt: int, loss: int, use_l1: int, use_bias: int):
 
     @jit
     def sweep(csr, target, order, table, shape, slot, bias, hyper, penalty, sums):
-        (indptr, ids, fields, values, norms), (labels, weights), (n_fields, k, linear, share) = csr, target, shape
+        (indptr, ids, fields, values, norms), (labels, weights) = csr, target
+        n_fields, k, linear, share = shape
         work = scratch(longest_row(indptr, order), n_fields, k)
         T, touched, _, x, index, shared = work
         pairs = (np.empty(n_fields, np.int64), np.empty(n_fields, np.float32))
@@ -415,11 +417,11 @@ def make_sweep(opt: int, loss: int, use_l1: int, use_bias: int):
             weight_sum += weight
             kappa = np.float32(weight * point_slope(loss, z, labels[i]))
             if paired:
-                base, by_field = pairs
+                (base, by_field), rate = pairs, hyper[0]
                 if share > ZERO:
                     ffmshare.scale(n, k, share * kappa, by_field, shared)
                 ffmpairs.learn(
-                    opt, use_l1, n, k, kappa, base, by_field, shared, table, slot, hyper[0], penalty, ids, ahead
+                    opt, use_l1, n, k, kappa, base, by_field, shared, table, slot, rate, penalty, ids, ahead
                 )
                 if linear:
                     _learn_linear(opt, use_l1, n, kappa, x, index, table, column, slot, hyper, penalty)

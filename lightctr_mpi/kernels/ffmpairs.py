@@ -6,8 +6,9 @@ two pairs (f, g) and (f, g + 1) share a vector of 8: W[j_f, g] and W[j_f, g + 1]
 
 Where one id stands in two fields of a row, its two moves follow one another, as in libffm.
 
-base: int64[F] offset of the table row of each field's entry; x: float32[F] its value, normalised; shared:
-float32[F k] what all blocks of an entry move along besides their own gradient (kernels/ffmshare.py), or zeros.
+base: int64[F] offset of the table row of each field's entry; x: float32[F] its value, normalised;
+shared: float32[F k] what all blocks of an entry move along besides their own gradient (kernels/ffmshare.py),
+or zeros.
 """
 
 from __future__ import annotations

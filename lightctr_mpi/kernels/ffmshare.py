@@ -1,13 +1,13 @@
 """FFM whose blocks of a feature move together (kernels/ffm.py).
 
-Think of a block as W[j, g] = V_j + D[j, g], a part that all blocks of the feature share and one of its own. Small
-steps along the gradient in V and D, V's at `share` times the rate, move the block itself along
+Think of a block as W[j, g] = V_j + D[j, g]: a part that all blocks of the feature have in common and one of
+its own. Small steps along the gradients of D, and of V at `share` times the rate, move the block itself along
 
     d W[j, g] + share * sum over the blocks h of j that the row touches of d W[j, h]
 
-so that neither V nor D has to be kept: with share = 0 blocks learn apart, as in libffm, and the larger it is the
-closer the model keeps to a factorization machine. A block alone sees one pair of a row, all blocks of a feature
-together see every pair. Only what the data say is shared, not the regulariser.
+so that neither V nor D has to be kept. With share = 0 blocks learn apart, as in libffm; the larger it is, the
+closer the model keeps to a factorization machine. A block alone sees one pair of a row, all blocks of a
+feature together see every pair. Only what the data say is shared, not the regulariser.
 
 Letters as in kernels/ffm.py and kernels/ffmpairs.py.
 """
@@ -64,10 +64,9 @@ def logit(n, k, base, x, table, shared):
             while g + 1 < n:
                 pair8 = simd.join(simd.splat4(x[g]), simd.splat4(x[g + 1]))
                 first, second = base[g] + 4 * f, base[g + 1] + 4 * f
-                mine, others = (
-                    simd.load8(table, row + 4 * g),
-                    simd.mul(pair8, simd.join(simd.load4(table, first), simd.load4(table, second))),
-                )
+                mine = simd.load8(table, row + 4 * g)
+                others = simd.join(simd.load4(table, first), simd.load4(table, second))
+                others = simd.mul(pair8, others)
                 sum8, of_f = simd.fma(mine, others, sum8), simd.add(of_f, others)
                 simd.store8(shared, 4 * g, simd.fma(x8, mine, simd.load8(shared, 4 * g)))
                 g += 2
@@ -96,7 +95,10 @@ def logit(n, k, base, x, table, shared):
 
 @inline
 def scale(n, k, factor, x, shared):
-    """Turn what `logit` left in `shared` into what each block of a field's entry moves along besides its own."""
+    """Turn what `logit` left in `shared` into what all blocks of a field's entry move along.
+
+    factor: share times the slope of the loss.
+    """
     for f in range(n):
         for d in range(k * f, k * f + k):
             shared[d] *= factor * x[f]

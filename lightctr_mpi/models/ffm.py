@@ -15,7 +15,10 @@ class FieldAwareFactorizationMachine(Model):
     """A row is [W (n_fields blocks of k, together rounded up to a multiple of 8), w if the linear part is
     on].
 
-    Entries whose field is unseen (-1) are not there, whatever their id. Raises UserError without any field.
+    Entries whose field is unseen (-1) are not there, whatever their id. With options.share above 0 the
+    gradients of `backward`, `gradient` and `sweep` are directions: to that of each block, `share` times the
+    sum over the blocks of the same feature is added (kernels/ffmshare.py). Raises UserError without any
+    field.
     """
 
     name = "ffm"

@@ -186,7 +186,7 @@ def _put_back(q, k, at, T, touched, own):
 def _find_entries(n, k, n_fields, x, index, stride, pairs):
     """Whether each field has one entry, as `ffmpairs` wants; if so, base and x of each go to `pairs`."""
     base, by_field = pairs
-    if n != n_fields or (k != 4 and k % 8 != 0):
+    if n != n_fields or not (k == 2 or k == 4 or k % 8 == 0):
         return False
     for f in range(n_fields):
         if index[4, f] != 1:
@@ -198,10 +198,10 @@ def _find_entries(n, k, n_fields, x, index, stride, pairs):
 
 
 @inline
-def _logit_by_pairs(n, k, pairs, table, linear, column, share, shared):
+def _logit_by_pairs(use_share, n, k, pairs, table, linear, column, shared):
     """Linear part and pairs of a row with one entry in each field; fills `shared` if there is a share."""
     base, by_field = pairs
-    if share > ZERO:
+    if use_share:
         z = ffmshare.logit(n, k, base, by_field, table, shared)
     else:
         z = ffmpairs.logit(n, k, base, by_field, table)
@@ -225,7 +225,7 @@ def forward(csr, table, shape, b0, logit):
             fetch_entries(table, ids, b, indptr[i + 2], column + linear)
         n, m = _enter_row(a, b, norms[i], ids, fields, values, n_fields, x, index)
         if _find_entries(n, k, n_fields, x, index, table.shape[1], pairs):
-            logit[i] = b0 + _logit_by_pairs(n, k, pairs, table, linear, column, ZERO, shared)
+            logit[i] = b0 + _logit_by_pairs(False, n, k, pairs, table, linear, column, shared)
         else:
             _sum_fields(n, m, k, x, index, table, T)
             logit[i] = b0 + _row_logit(n, m, k, m == n_fields, x, index, table, linear, column, T)
@@ -310,7 +310,7 @@ def gradient(csr, target, loss, table, shape, local, b0, penalty, grad, sums):
         full = m == n_fields
         paired = _find_entries(n, k, n_fields, x, index, table.shape[1], pairs)
         if paired:
-            z = b0 + _logit_by_pairs(n, k, pairs, table, linear, column, share, shared)
+            z = b0 + _logit_by_pairs(share > ZERO, n, k, pairs, table, linear, column, shared)
         else:
             _sum_fields(n, m, k, x, index, table, T)
             z = b0 + _row_logit(n, m, k, full, x, index, table, linear, column, T)
@@ -386,17 +386,17 @@ def _learn_linear(opt, use_l1, n, kappa, x, index, table, column, slot, hyper, p
 
 
 @cache
-def make_sweep(opt: int, loss: int, use_l1: int, use_bias: int):
+def make_sweep(opt: int, loss: int, use_l1: int, use_bias: int, k: int, use_share: int):
     """Kernel that learns from one row after the other; closes over ints, as the disk cache demands."""
 
     @jit
     def sweep(csr, target, order, table, shape, slot, bias, hyper, penalty, sums):
         (indptr, ids, fields, values, norms), (labels, weights) = csr, target
-        n_fields, k, linear, share = shape
-        work = scratch(longest_row(indptr, order), n_fields, k)
+        n_fields, width, linear, share = shape  # width is k, but no constant: one code for all k
+        work = scratch(longest_row(indptr, order), n_fields, width)
         T, touched, _, x, index, shared = work
         pairs = (np.empty(n_fields, np.int64), np.empty(n_fields, np.float32))
-        column = (n_fields * k + 7) // 8 * 8
+        column = (n_fields * width + 7) // 8 * 8
         loss_sum, weight_sum = 0.0, 0.0
         for p in range(len(order)):
             i = order[p]
@@ -406,10 +406,10 @@ def make_sweep(opt: int, loss: int, use_l1: int, use_bias: int):
             full = m == n_fields
             paired = opt != FTRL and _find_entries(n, k, n_fields, x, index, table.shape[1], pairs)
             if paired:
-                z = _logit_by_pairs(n, k, pairs, table, linear, column, share, shared)
+                z = _logit_by_pairs(use_share, n, k, pairs, table, linear, column, shared)
             else:
-                _sum_fields(n, m, k, x, index, table, T)
-                z = _row_logit(n, m, k, full, x, index, table, linear, column, T)
+                _sum_fields(n, m, width, x, index, table, T)
+                z = _row_logit(n, m, width, full, x, index, table, linear, column, T)
             if use_bias:
                 z += bias[0]
             weight = np.float64(weights[i]) if weights.size > 0 else 1.0
@@ -418,17 +418,31 @@ def make_sweep(opt: int, loss: int, use_l1: int, use_bias: int):
             kappa = np.float32(weight * point_slope(loss, z, labels[i]))
             if paired:
                 (base, by_field), rate = pairs, hyper[0]
-                if share > ZERO:
+                if use_share:
                     ffmshare.scale(n, k, share * kappa, by_field, shared)
                 ffmpairs.learn(
-                    opt, use_l1, n, k, kappa, base, by_field, shared, table, slot, rate, penalty, ids, ahead
+                    opt,
+                    use_l1,
+                    use_share,
+                    n,
+                    k,
+                    kappa,
+                    base,
+                    by_field,
+                    shared,
+                    table,
+                    slot,
+                    rate,
+                    penalty,
+                    ids,
+                    ahead,
                 )
                 if linear:
                     _learn_linear(opt, use_l1, n, kappa, x, index, table, column, slot, hyper, penalty)
             else:
-                _mark_touched(m, k, index, touched)
+                _mark_touched(m, width, index, touched)
                 _learn_row(
-                    opt, use_l1, n, m, k, full, kappa, work, ids, ahead, table, slot, hyper, penalty, share
+                    opt, use_l1, n, m, width, full, kappa, work, ids, ahead, table, slot, hyper, penalty, share
                 )
                 if linear:
                     _learn_linear(opt, use_l1, n, kappa, x, index, table, column, slot, hyper, penalty)

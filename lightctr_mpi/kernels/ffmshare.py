@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from . import simd
+from . import blocks, simd
+from .blocks import FLOAT32, gather8, spread_values
 from .jit import inline, jit
 
 ZERO = np.float32(0)
@@ -50,35 +51,56 @@ def mix(m, k, at, T, touched, share, out):
         out[c] = ZERO
 
 
-@jit
+@inline
+def _add_rest(k, f, g, x, row, other, table, shared):
+    """The pair (f, g) in shared[f] and shared[g]; k = 2 or 4."""
+    if k == 4:
+        mine4, other4 = simd.load4(table, row + 4 * g), simd.load4(table, other)
+        simd.store4(shared, 4 * f, simd.fma(simd.splat4(x[g]), other4, simd.load4(shared, 4 * f)))
+        simd.store4(shared, 4 * g, simd.fma(simd.splat4(x[f]), mine4, simd.load4(shared, 4 * g)))
+    else:
+        for d in range(2):
+            shared[2 * f + d] += x[g] * table[other // table.shape[1], other % table.shape[1] + d]
+            shared[2 * g + d] += x[f] * table[row // table.shape[1], row % table.shape[1] + 2 * g + d]
+
+
+@inline
+def _fold(k, sum8, shared, f):
+    """Add the blocks of k = 2 or 4 of a vector to shared[f]."""
+    four = simd.add(simd.low(sum8), simd.high(sum8))
+    if k == 4:
+        simd.store4(shared, 4 * f, simd.add(four, simd.load4(shared, 4 * f)))
+    else:
+        two = simd.add(blocks.low2(four, four), blocks.high2(four, four))
+        two = simd.add(two, blocks.load2(shared, 2 * f))
+        blocks.store2(shared, 2 * f, two, two)
+
+
+@inline
 def logit(n, k, base, x, table, shared):
     """`ffmpairs.logit`, and shared[f] = sum over the fields g of x_g W[j_g, f]: float32[n k]."""
-    z = ZERO
+    z, pair, several = ZERO, np.empty(2, np.int64), max(8 // k, 1)
     for c in range(n * k):
         shared[c] = ZERO
     for f in range(n - 1):
         row, sum8, x8 = base[f], simd.splat8(ZERO), simd.splat8(x[f])
         g = f + 1
-        if k == 4:
+        if k < 8:
             of_f = simd.splat8(ZERO)
-            while g + 1 < n:
-                pair8 = simd.join(simd.splat4(x[g]), simd.splat4(x[g + 1]))
-                first, second = base[g] + 4 * f, base[g + 1] + 4 * f
-                mine = simd.load8(table, row + 4 * g)
-                others = simd.join(simd.load4(table, first), simd.load4(table, second))
-                others = simd.mul(pair8, others)
+            while g + several <= n:
+                mine = simd.load8(table, row + k * g)
+                others = simd.mul(spread_values(k, x, g), gather8(FLOAT32, k, table, base, g, k * f))
                 sum8, of_f = simd.fma(mine, others, sum8), simd.add(of_f, others)
-                simd.store8(shared, 4 * g, simd.fma(x8, mine, simd.load8(shared, 4 * g)))
-                g += 2
-            z += x[f] * simd.total8(sum8)
-            of_f4 = simd.add(simd.add(simd.low(of_f), simd.high(of_f)), simd.load4(shared, 4 * f))
-            if g < n:
-                mine4 = simd.load4(table, row + 4 * g)
-                other4 = simd.mul(simd.splat4(x[g]), simd.load4(table, base[g] + 4 * f))
-                z += x[f] * simd.total4(simd.mul(mine4, other4))
-                of_f4 = simd.add(of_f4, other4)
-                simd.store4(shared, 4 * g, simd.fma(simd.splat4(x[f]), mine4, simd.load4(shared, 4 * g)))
-            simd.store4(shared, 4 * f, of_f4)
+                simd.store8(shared, k * g, simd.fma(x8, mine, simd.load8(shared, k * g)))
+                g += several
+            dots = simd.total8(sum8)
+            _fold(k, of_f, shared, f)
+            while g < n:
+                pair[0], pair[1] = row + k * g, base[g] + k * f
+                dots += x[g] * blocks.dot_short(FLOAT32, k, table, pair)
+                _add_rest(k, f, g, x, row, base[g] + k * f, table, shared)
+                g += 1
+            z += x[f] * dots
         else:
             while g < n:
                 other8 = simd.splat8(x[g])

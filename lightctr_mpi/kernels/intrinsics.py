@@ -222,7 +222,7 @@ def prefetch(typingctx, array, offset):
         byte_pointer = ir.IntType(8).as_pointer()
         kind = ir.FunctionType(ir.VoidType(), [byte_pointer, _I32, _I32, _I32])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        write, keep, data = (ir.Constant(_I32, number) for number in (1, 3, 1))
+        write, keep, data = (ir.Constant(_I32, number) for number in (0, 3, 1))
         builder.call(function, [builder.bitcast(pointer, byte_pointer), write, keep, data])
         return context.get_dummy_value()
 

@@ -195,10 +195,10 @@ class Kernel:
 
 
 class Intrinsic:
-    """Stands for a function of intrinsics.py in kernels, until one of them is compiled."""
+    """Stands for a function of intrinsics.py (or another `home`) in kernels, until one is compiled."""
 
-    def __init__(self, name: str):
-        self.name = name
+    def __init__(self, name: str, home: str = "intrinsics"):
+        self.name, self._home = name, home
 
     def __call__(self, *args: Any) -> Any:
         raise NotImplementedError(f"{self.name} can only be called by a kernel")
@@ -207,11 +207,10 @@ class Intrinsic:
     def _numba_type_(self) -> Any:
         from numba.core.registry import cpu_target
 
-        from . import intrinsics
-
+        home = importlib.import_module(f".{self._home}", __package__)
         context = cpu_target.typing_context
-        context.refresh()
-        return context.resolve_value_type(getattr(intrinsics, self.name))
+        context.refresh()  # takes in what the import has registered
+        return context.resolve_value_type(getattr(home, self.name))
 
 
 def _decorator(**options: Any) -> Any:

@@ -47,5 +47,5 @@ class FieldAwareFactorizationMachine(Model):
         ffm.gradient(csr, target, self.loss, rows, self._shape, local, b0, penalty, grad, sums)
 
     def _sweep(self, csr, target, order, rows, bias, optimizer, penalty, sums):
-        kernel = ffm.make_sweep(*self._sweep_codes(optimizer))
+        kernel = ffm.make_sweep(*self._sweep_codes(optimizer), self.k, int(self._shape[3] > 0))
         kernel(csr, target, order, rows, self._shape, self.width, bias, optimizer.hyper, penalty, sums)

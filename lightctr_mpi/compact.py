@@ -13,12 +13,12 @@ from .config import ModelOptions, OptimizerOptions
 from .errors import UserError
 from .kernels import ffmcompact
 from .kernels.blocks import BFLOAT16, FLOAT16, KINDS
-from .kernels.memory import alloc_rows, row_stride
+from .kernels.memory import alloc_rows
 from .kernels.simd import round_up
 from .models.base import Model
 from .models.ffm import FieldAwareFactorizationMachine
 from .optim.base import Optimizer
-from .shard import Shard
+from .shard import Shard, stride_of
 
 CHUNK_BYTES = 8 << 20
 
@@ -37,7 +37,8 @@ class CompactFFM(FieldAwareFactorizationMachine):
         self.sum_columns = round_up(n_fields)
         numbers = n_fields * self.k  # two of them to a column if they have 16 bits
         self.line = self.sum_columns + (numbers if self.kind not in (FLOAT16, BFLOAT16) else -(-numbers // 2))
-        self._places = (int(self.linear), self.sum_columns, self.line)
+        share = np.float32(options.share)
+        self._places = (n_fields, self.k, int(self.linear), share, self.sum_columns, self.line)
 
     def row_columns(self, slots: int) -> int:
         return self.line + 2 * int(self.linear)
@@ -47,24 +48,33 @@ class CompactFFM(FieldAwareFactorizationMachine):
 
     def _sweep(self, csr, target, order, rows, bias, optimizer, penalty, sums):
         _, loss, use_l1, use_bias = self._sweep_codes(optimizer)
-        kernel = ffmcompact.make_sweep(loss, use_l1, use_bias, self.kind, self.k)
+        kernel = ffmcompact.make_sweep(loss, use_l1, use_bias, int(self.options.share > 0), self.kind, self.k)
         kernel(csr, target, order, rows, self._places, bias, optimizer.hyper, penalty, sums)
 
 
 class CompactShard(Shard):
     """See the head of the file; `rows` are laid out as kernels/ffmcompact.py wants them.
 
-    `weights` and `rows_of_state` give copies, `put` takes values in.
+    Arguments as for Shard. `weights` and `rows_of_state` give copies, `put` takes values in.
     """
 
     model: CompactFFM
 
-    def __init__(self, model: CompactFFM, optimizer: Optimizer, keys: np.ndarray, seed: int):
+    def __init__(
+        self,
+        model: CompactFFM,
+        optimizer: Optimizer,
+        keys: np.ndarray,
+        seed: int | None,
+        arrays: tuple[np.ndarray, np.ndarray] | None = None,
+    ):
         self.model, self.optimizer, self.keys = model, optimizer, keys
         self.first, self.end = 0, len(keys)
-        self.rows = alloc_rows(len(keys), row_stride(model.row_columns(optimizer.slots)))
+        self.rows = alloc_rows(len(keys), stride_of(model, optimizer)) if arrays is None else arrays[0]
         self.state, self.state_col = self.rows, 0
-        self.bias = np.zeros(1 + optimizer.slots, np.float32)
+        self.bias = np.zeros(1 + optimizer.slots, np.float32) if arrays is None else arrays[1]
+        if seed is None:
+            return
         optimizer.init_state(self.bias[None, 1:], self.bias[None, :1])
         step = max(1, CHUNK_BYTES // (4 * model.width))
         for a in range(0, len(keys), step):
@@ -121,10 +131,10 @@ class CompactShard(Shard):
             with np.errstate(over="ignore"):  # beyond float16: infinite, which all_finite finds
                 self._numbers()[rows] = values
 
-    def all_finite(self) -> bool:
+    def all_finite(self, a: int = 0, b: int | None = None) -> bool:
+        end = len(self.keys) if b is None else b
         step = max(1, CHUNK_BYTES // (4 * self.model.width))
-        pieces = range(0, len(self.keys), step)
-        good = all(np.isfinite(self.weights(a, min(a + step, len(self.keys)))).all() for a in pieces)
+        good = all(np.isfinite(self.weights(c, min(c + step, end))).all() for c in range(a, end, step))
         return bool(np.isfinite(self.bias).all()) and good
 
 
@@ -142,8 +152,14 @@ def build_model(model: ModelOptions, optimizer: OptimizerOptions, n_fields: int,
     return models.build(model, n_fields, loss)
 
 
-def build_shard(model: Model, optimizer: Optimizer, keys: np.ndarray, seed: int) -> Shard:
-    """The shard of one rank that owns all keys."""
+def build_shard(
+    model: Model,
+    optimizer: Optimizer,
+    keys: np.ndarray,
+    seed: int | None,
+    arrays: tuple[np.ndarray, np.ndarray] | None = None,
+) -> Shard:
+    """A shard that owns all keys; arguments as for Shard."""
     if isinstance(model, CompactFFM):
-        return CompactShard(model, optimizer, keys, seed)
-    return Shard(model, optimizer, keys, seed)
+        return CompactShard(model, optimizer, keys, seed, arrays)
+    return Shard(model, optimizer, keys, seed, arrays=arrays)

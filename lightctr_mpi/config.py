@@ -93,6 +93,11 @@ class ModelOptions:
     norm: bool = option(True, "instance normalisation: scale each row to Euclidean length 1")
     loss: str = option("logistic", "loss", choices=("logistic", "squared"))
     init: str = option("normal", "distribution of initial factors", choices=("normal", "uniform"))
+    storage: str = option(
+        "float32",
+        "ffm: factors in memory; 16 bits, rounded stochastically, need optimizer.sums = block",
+        choices=("float32", "float16", "bfloat16"),
+    )
     init_scale: float | None = option(
         None,
         "normal: standard deviation, uniform: upper end, the lower one is 0 (default: by model and k)",
@@ -117,6 +122,11 @@ class OptimizerOptions:
     l1: float = option(0.0, "L1 penalty on the parameters that a sample touches", range=Range(0))
     init: float = option(
         1.0, "adagrad: start of the sum of squared gradients", range=Range(0, math.inf, True)
+    )
+    sums: str = option(
+        "weight",
+        "adagrad: a sum of squares for each weight, or (ffm, row by row) for each block of k (row-wise)",
+        choices=("weight", "block"),
     )
     alpha: float | None = option(
         None, "ftrl: alpha of the per-coordinate rate (default: lr)", range=Range(0, 100, True)
@@ -280,6 +290,7 @@ OWNERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "model.init_scale": ("model.name", ("fm", "ffm")),
     "model.share": ("model.name", ("ffm",)),
     "optimizer.init": ("optimizer.name", ("adagrad",)),
+    "optimizer.sums": ("optimizer.name", ("adagrad",)),
     "optimizer.alpha": ("optimizer.name", ("ftrl",)),
     "optimizer.beta": ("optimizer.name", ("ftrl",)),
 }
@@ -311,6 +322,10 @@ def check(run: Run) -> None:
             raise UserError(f"{key} belongs to {owner} and optimizer.name is {run.optimizer.name}")
     if run.data.label_map and run.data.labels == "soft":
         raise UserError("data.label_map makes labels 0 and 1: it cannot be used with data.labels = soft")
+    if run.optimizer.sums == "block" and run.model.name != "ffm":
+        raise UserError(f"optimizer.sums = block is for model.name = ffm, not {run.model.name}")
+    if run.model.storage != "float32" and run.optimizer.sums != "block":
+        raise UserError(f"model.storage = {run.model.storage} needs optimizer.sums = block")
     _check_monitor(run)
     _check_ps(run.ps)
     _check_node(run)

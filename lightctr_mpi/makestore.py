@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from . import models, optim
+from . import optim
+from .compact import build_model, build_shard
 from .config import Run
 from .models.base import Model
 from .mpi import World, once_per_node
@@ -17,7 +18,7 @@ from .ps.store import ParameterServer
 from .report import size_text
 from .ring.node import NodeReplica
 from .ring.store import Ring
-from .shard import Shard, memory_of
+from .shard import memory_of
 from .stores import Place, Replica, Sequential
 from .threads import threads_of
 from .warm import warm_training
@@ -41,7 +42,7 @@ def make_store(
         folder: the run folder.
     """
     assert run.train.batch_size is not None
-    model = models.build(run.model, n_fields, run.model.loss)
+    model = build_model(run.model, run.optimizer, n_fields, run.model.loss)
     optimizer = optim.build(run.optimizer)
     note(_estimate(run, model, optimizer, len(keys), world.size))
     once_per_node(world, lambda: warm_training(model, optimizer, run, note))
@@ -54,7 +55,7 @@ def make_store(
         return NodeReplica(world.node, world.windows, model, optimizer, keys, run.seed, threads)
     if world.size > 1:
         return Ring(world.comm, model, optimizer, keys, run.seed, run.train.batch_size, run.ring)
-    shard = Shard(model, optimizer, keys, run.seed)
+    shard = build_shard(model, optimizer, keys, run.seed)
     if run.train.sync == "none":
         return Sequential(shard, threads_of(run.train.threads))
     return Replica(shard, run.train.batch_size)

@@ -103,20 +103,17 @@ def load(shard: Shard, source: Checkpoint, *, with_state: bool = True) -> None:
     at = positions(source.keys, shard.keys)
     if len(at) and at.min() < 0:
         raise ValueError("the shard does not know all keys of the file")
-    width = shard.model.width
     for a, b in _pieces(shard, 0, source.n_keys):
         rows = at[a:b]
-        owned = (rows >= shard.first) & (rows < shard.end)
+        owns = ((rows >= shard.first) & (rows < shard.end)).any()
         for name, columns, _ in shard.model.parts():
             values = source.rows(f"parameters/{name}", a, b).reshape(b - a, -1)
-            shard.rows[rows, columns] = values
-            if not with_state or not owned.any():
+            shard.put(rows, columns, values)
+            if not with_state or not owns:
                 continue
             for i, slot in enumerate(shard.optimizer.slot_names):
                 values = source.rows(f"optimizer/{slot}/{name}", a, b).reshape(b - a, -1)
-                first = shard.state_col + i * width + columns.start
-                place = slice(first, first + columns.stop - columns.start)
-                shard.state[rows[owned] - shard.first, place] = values[owned]
+                shard.put(rows, columns, values, i)
     if shard.model.bias:
         shard.bias[0] = source.read("parameters/bias")[0]
         if with_state:

@@ -48,6 +48,8 @@ def settle(run: Run, ranks: int, on_node: int | None = None) -> Run:
             f"train.sync none (row after row) is for --mode single, or for many ranks of one node with "
             f"--ring.replica node; mode {mode} needs --train.sync exact"
         )
+    if sync != "none" and run.optimizer.sums == "block":
+        raise UserError("optimizer.sums = block learns row by row: on one rank, or with --ring.replica node")
     monitor = run.train.monitor
     if monitor == "auto":
         monitor = "valid_logloss" if run.model.loss == "logistic" else "valid_rmse"

@@ -25,7 +25,7 @@ def memory_of(model: Model, optimizer: Optimizer, n_keys: int, owners: int = 1) 
 
 def stride_of(model: Model, optimizer: Optimizer) -> int:
     """Floats from one row to the next where weights and state lie side by side."""
-    return row_stride(model.width * (1 + optimizer.slots))
+    return row_stride(model.row_columns(optimizer.slots))
 
 
 class Shard:
@@ -76,6 +76,19 @@ class Shard:
     def rows_of_state(self, a: int, b: int) -> np.ndarray:
         """float32[b - a, slots * width] view of the state; a and b count from the first owned row."""
         return self.state[a:b, self.state_col : self.state_col + self.optimizer.slots * self.model.width]
+
+    def put(self, rows: np.ndarray, columns: slice, values: np.ndarray, slot: int | None = None) -> None:
+        """Set columns of the weights of rows (int64[m]), or of slot `slot` of the state of the owned ones.
+
+        values: float32[m, columns].
+        """
+        if slot is None:
+            self.rows[rows, columns] = values
+            return
+        owned = (rows >= self.first) & (rows < self.end)
+        first = self.state_col + slot * self.model.width
+        place = slice(first + columns.start, first + columns.stop)
+        self.state[rows[owned] - self.first, place] = values[owned]
 
     def apply(self, ids: np.ndarray, grads: np.ndarray, dbias: float, samples: float) -> None:
         """Move owned rows `ids` (int32[u]) and the bias by their summed gradients (float32[u, width])."""

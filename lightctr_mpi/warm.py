@@ -17,6 +17,7 @@ import numpy as np
 
 from . import defaults, models, optim, readers
 from .block import Block
+from .compact import CompactFFM, build_shard
 from .config import DataOptions, ModelOptions, OptimizerOptions, Run, TrainOptions
 from .kernels.jit import CACHE_DIR
 from .metrics import Tally
@@ -67,6 +68,8 @@ def warm_training(model: Model, optimizer: Optimizer, run: Run, note: Note | Non
     mark = f"train-{model.name}-{optimizer.name}-{model.loss_name}-{run.train.sync}"
     penalties = optimizer.penalty
     mark += f"-{int(penalties[1] != 0)}{int(model.bias)}{int(model.linear)}{int(run.train.shuffle)}-{model.k}"
+    if isinstance(model, CompactFFM):
+        mark += f"-compact{model.kind}"
     _once(mark, lambda: _train(model, optimizer, run), f"trains {model.name}", note)
     from .ps import warm as ps_warm
     from .ring import packed
@@ -91,7 +94,7 @@ def _train(model: Model, optimizer: Optimizer, run: Run) -> None:
     data = _Tiny(model)
     next(RowOrder(data.n_rows, 2, 2, run.seed, run.train.shuffle).epoch(0))
     order = np.arange(data.n_rows, dtype=np.int64)
-    shard = Shard(model, optimizer, keys, run.seed)
+    shard = build_shard(model, optimizer, keys, run.seed)
     store: Any = Sequential(shard)
     if run.train.sync == "none":
         store.learn(data, order, False)

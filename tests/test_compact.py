@@ -62,7 +62,7 @@ class Data:
         return self.block, rows
 
 
-def learn_by_definition(shard, rows, labels):
+def learn_by_definition(shard, rows, labels, share):
     """Weights and sums of squares after one pass, pair after pair in float64; and the sum of the losses."""
     k, bias = shard.model.k, 0.0
     values, state = (array(0, KEYS).astype(np.float64) for array in (shard.weights, shard.rows_of_state))
@@ -74,10 +74,16 @@ def learn_by_definition(shard, rows, labels):
         z += sum(x[a] * x[b] * w[ids[a], fields[b]] @ w[ids[b], fields[a]] for a, b in pairs)
         total += np.logaddexp(0, z) - y * z
         kappa = 1 / (1 + np.exp(-z)) - y
+        along = np.zeros((len(ids), k))  # of all blocks of an entry
+        for a, b in pairs:
+            along[a] += share * kappa * x[a] * x[b] * w[ids[b], fields[a]]
+            along[b] += share * kappa * x[b] * x[a] * w[ids[a], fields[b]]
         for a, b in pairs:
             one, two = (ids[a], fields[b]), (ids[b], fields[a])
-            g = kappa * x[a] * x[b] * w[two] + L2 * w[one] + L1 * np.sign(w[one])
-            h = kappa * x[a] * x[b] * w[one] + L2 * w[two] + L1 * np.sign(w[two])
+            of_one = sum(c != a and x[c] != 0 and fields[c] == fields[b] for c in range(len(ids)))
+            of_two = sum(c != b and x[c] != 0 and fields[c] == fields[a] for c in range(len(ids)))
+            g = kappa * x[a] * x[b] * w[two] + L2 * w[one] + L1 * np.sign(w[one]) + along[a] / of_one
+            h = kappa * x[a] * x[b] * w[one] + L2 * w[two] + L1 * np.sign(w[two]) + along[b] / of_two
             for at, slope in ((one, g), (two, h)):
                 s[at] += slope @ slope / k
                 w[at] -= LR * slope / np.sqrt(s[at])
@@ -90,23 +96,22 @@ def learn_by_definition(shard, rows, labels):
     return values, state, bias, total
 
 
-@pytest.mark.parametrize("k", [2, 4, 8, 16])
-@pytest.mark.parametrize("kind", ["one hot", "shuffled", "any"])
-def test_a_pass_is_the_definition(kind, k):
+@pytest.mark.parametrize(("k", "share"), [(2, 0.7), (4, 0.7), (8, 0.0), (16, 0.7)])
+def test_a_pass_is_the_definition(k, share):
     rng = np.random.default_rng(k)
-    rows = list(rows_of(kind, rng, 40))
-    labels = rng.integers(0, 2, len(rows)).astype(np.float32)
-    shard = make(k)
-    values, state, bias, total = learn_by_definition(shard, rows, labels)
-    result = Sequential(shard).learn(Data(block_of(rows, labels)), np.arange(len(rows)), False)
-    assert result.loss == pytest.approx(total, rel=1e-5)
-    np.testing.assert_allclose(shard.weights(0, KEYS), values, rtol=2e-4, atol=2e-5)
-    np.testing.assert_allclose(shard.rows_of_state(0, KEYS), state, rtol=2e-4)
-    assert shard.bias[0] == pytest.approx(bias, rel=1e-4)
+    for kind in ("one hot", "shuffled", "any"):
+        rows = list(rows_of(kind, rng, 40))
+        labels = rng.integers(0, 2, len(rows)).astype(np.float32)
+        shard = make(k, share=share)
+        values, state, bias, total = learn_by_definition(shard, rows, labels, share)
+        result = Sequential(shard).learn(Data(block_of(rows, labels)), np.arange(len(rows)), False)
+        assert result.loss == pytest.approx(total, rel=1e-5)
+        np.testing.assert_allclose(shard.weights(0, KEYS), values, rtol=2e-4, atol=2e-5)
+        np.testing.assert_allclose(shard.rows_of_state(0, KEYS), state, rtol=2e-4)
+        assert shard.bias[0] == pytest.approx(bias, rel=1e-4)
 
 
-@pytest.mark.parametrize("k", [2, 4, 8, 16])
-@pytest.mark.parametrize("storage", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("storage", "k"), [("float16", 2), ("bfloat16", 4), ("float16", 16)])
 def test_logits_are_those_of_the_stored_weights(storage, k):
     rng = np.random.default_rng(0)
     rows = list(rows_of("one hot", rng, 5)) + list(rows_of("any", rng, 15))
@@ -122,12 +127,13 @@ def test_logits_are_those_of_the_stored_weights(storage, k):
     np.testing.assert_allclose(*logits, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("k", [2, 4, 8])
-@pytest.mark.parametrize(("storage", "digits"), [("float16", 11), ("bfloat16", 8)])
+@pytest.mark.parametrize(
+    ("storage", "digits", "k"), [("float16", 11, 2), ("float16", 11, 4), ("bfloat16", 8, 8)]
+)
 def test_steps_below_the_last_digit_add_up(storage, digits, k):
     """Rounding to the nearest would leave every weight where it is; on average they move as in float32."""
     n_keys, passes = 3000, 40
-    settings = ModelOptions(name="ffm", k=k, storage=storage, bias=False, linear=False)
+    settings = ModelOptions(name="ffm", k=k, storage=storage, bias=False, linear=False, share=0.0)
     adagrad = OptimizerOptions(lr=0.02 * 2.0**-digits, l2=0.0, init=1.0, sums="block")
     model = build_model(settings, adagrad, 2, "logistic")
     shard = build_shard(model, optim.build(defaults.optimizer(adagrad, "ffm")), np.arange(n_keys), 1)
@@ -138,36 +144,33 @@ def test_steps_below_the_last_digit_add_up(storage, digits, k):
     rows = [(ids[i : i + 2], [0, 1], [1.0, 1.0]) for i in range(0, n_keys, 2)]
     data, order = Data(block_of(rows, np.ones(len(rows), np.float32))), np.arange(len(rows))
     for p in range(passes):
-        rng = np.random.default_rng(p)
-        rng.shuffle(order)
+        np.random.default_rng(p).shuffle(order)
         Sequential(shard).learn(data, order, False)
     touched = np.concatenate([shard.weights(0, n_keys)[::2, k : 2 * k], shard.weights(0, n_keys)[1::2, :k]])
     moved = touched - 0.75
-    assert set(np.unique(moved * 2**digits)) <= set(range(-1, 9))  # whole digits
-    z = k * 0.75**2
-    slope = 0.75 / (1 + np.exp(z))
+    assert set(np.unique(moved * 2**digits)) >= {0.0, 1.0}  # whole digits, not all of them alike
+    slope = 0.75 / (1 + np.exp(k * 0.75**2))
     s = 1 + slope**2 * np.arange(1, passes + 1)
     expected = np.sum(adagrad.lr * slope / np.sqrt(s))
     assert moved.mean() == pytest.approx(expected, rel=0.1)
 
 
-@given(st.lists(st.floats(width=32, allow_nan=True), min_size=1, max_size=8))
+@given(st.floats(width=32, allow_nan=True))
 @settings(deadline=None)
-def test_bfloat16_is_the_nearest(numbers):
-    values = np.array(numbers, np.float32)
-    found = _to_bfloat16(values)
-    for value, code in zip(values, found, strict=True):
-        back = np.array([int(code) << 16], np.uint32).view(np.float32)[0]
-        if np.isnan(value):
-            assert np.isnan(back)
-        elif np.isinf(value):
-            assert back == value
-        else:
-            with np.errstate(over="ignore", invalid="ignore"):
-                near = [np.array([(int(code) + d) << 16], np.uint32).view(np.float32)[0] for d in (-1, 1)]
-            gap = abs(float(value) - float(back)) if np.isfinite(back) else 2.0**119
-            finite = [float(n) for n in near if np.isfinite(n) and np.sign(n) in (0, np.sign(value))]
-            assert all(gap <= abs(float(value) - n) for n in finite)
+def test_bfloat16_is_the_nearest(number):
+    value = np.array([number], np.float32)
+    code = int(_to_bfloat16(value)[0])
+    with np.errstate(invalid="ignore"):
+        every = (np.arange(1 << 16, dtype=np.uint32) << 16).view(np.float32).astype(np.float64)
+    if not np.isfinite(value[0]):
+        assert np.array_equal(every[code], value[0], equal_nan=True)
+        return
+    finite = np.isfinite(every)
+    largest = every[finite].max()
+    if abs(float(value[0])) > largest + 2.0**119 / 2:  # beyond half a step: infinite
+        assert np.isinf(every[code])
+    elif np.isfinite(every[code]):
+        assert abs(every[code] - value[0]) == np.abs(every[finite] - value[0]).min()
 
 
 @pytest.mark.parametrize("storage", ["float32", "float16", "bfloat16"])
@@ -216,9 +219,9 @@ def test_a_run_saves_resumes_and_predicts(alone, tmp_path):
     assert run(f"{half} --train.epochs 1 --out parts".split()) == 0
     assert run(f"{half} --train.epochs 3 --out parts --train.resume auto".split()) == 0
     assert logloss(tmp_path / "whole") == logloss(tmp_path / "parts")
-    assert run(f"{common} --train.epochs 3 --out full".split()) == 0
-    assert logloss(tmp_path / "whole") == pytest.approx(logloss(tmp_path / "full"), abs=2e-3)
     plain = common.replace(" --optimizer.sums block", "")
+    assert run(f"{plain} --train.epochs 3 --out full".split()) == 0
+    assert logloss(tmp_path / "whole") == pytest.approx(logloss(tmp_path / "full"), abs=5e-3)
     assert run(f"{plain} --train.epochs 4 --out on --train.resume whole/model.h5".split()) == 0
     assert logloss(tmp_path / "on") < logloss(tmp_path / "whole")
     assert run(["predict", "whole/model.h5", "train.ffm", "--out", "p.txt"]) == 0

@@ -220,23 +220,28 @@ double2 = _make_shuffle(F32X2, F32X4, [0, 0, 1, 1])
 
 
 @intrinsic
-def start_dither(typingctx, number):
-    """Random bits (in a vector of 8) that a row of data begins with; number: uint32."""
-    if number != types.uint32:
+def start_dither(typingctx, number, state):
+    """Random bits (in a vector of 8) that a row of data begins with.
+
+    number: uint32 of the row; state: float32 that every step changes, else the row would always round alike.
+    """
+    if number != types.uint32 or state != types.float32:
         return None
 
     def codegen(context, builder, signature, args):
         ints = ir.VectorType(_I32, 8)
         value = ir.Constant(ints, ir.Undefined)
+        odd = builder.mul(builder.bitcast(args[1], _I32), ir.Constant(_I32, 0xC2B2AE35))
+        start = builder.xor(args[0], builder.xor(odd, builder.lshr(odd, ir.Constant(_I32, 15))))
         for lane in range(8):
-            value = builder.insert_element(value, args[0], ir.Constant(_I32, lane))
+            value = builder.insert_element(value, start, ir.Constant(_I32, lane))
         # Lanes apart by a quarter turn and more, each on a path of its own.
         offsets = ir.Constant(ints, [(lane * 0x6C8E9CF5 + 0x2545F491) & 0xFFFFFFFF for lane in range(8)])
         factor = ir.Constant(ints, [0x85EBCA6B] * 8)
         mixed = builder.add(builder.mul(value, factor), offsets)
         return builder.bitcast(mixed, ir.VectorType(_FLOAT, 8))
 
-    return F32X8(number), codegen
+    return F32X8(number, state), codegen
 
 
 @intrinsic

@@ -442,7 +442,21 @@ def make_sweep(opt: int, loss: int, use_l1: int, use_bias: int, k: int, use_shar
             else:
                 _mark_touched(m, width, index, touched)
                 _learn_row(
-                    opt, use_l1, n, m, width, full, kappa, work, ids, ahead, table, slot, hyper, penalty, share
+                    opt,
+                    use_l1,
+                    n,
+                    m,
+                    width,
+                    full,
+                    kappa,
+                    work,
+                    ids,
+                    ahead,
+                    table,
+                    slot,
+                    hyper,
+                    penalty,
+                    share,
                 )
                 if linear:
                     _learn_linear(opt, use_l1, n, kappa, x, index, table, column, slot, hyper, penalty)

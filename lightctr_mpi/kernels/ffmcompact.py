@@ -10,7 +10,9 @@ Pairs move one after another, as in libffm, for any entries. Rows that have one 
 of the fields, move several pairs at once. The regulariser pulls on a block once for each pair.
 
 Arrays of work space, int64 or float32 of the longest row: bw, ba: where the weights (in numbers of their
-kind) and the sums (in floats) of each entry begin; fs: its field; x: its value, normalised.
+kind) and the sums (in floats) of each entry begin; fs: its field; x: its value, normalised; shared: what all
+blocks of the entry move along (ffmshare.py), k floats each; counts: entries of each field. A block that is
+moved by several pairs of a row takes its part of `shared` with each.
 """
 
 from __future__ import annotations
@@ -20,15 +22,25 @@ from functools import cache
 
 import numpy as np
 
-from . import blocks, simd
+from . import blocks, ffmshare, simd
 from .ahead import fetch_entries
-from .blocks import FLOAT32, both2, gather8, load8, put_both2, scatter8, spread_values, store8
+from .blocks import (
+    FLOAT32,
+    both2,
+    gather8,
+    load8,
+    put_both2,
+    repeat_block,
+    scatter8,
+    spread_values,
+    store8,
+)
 from .ffm import longest_row
 from .jit import inline, jit
 from .losses import point_loss, point_slope
 from .steps import ADAGRAD, sign, step_bias
 
-ONE, ZERO = np.float32(1), np.float32(0)
+HALF, ONE, ZERO = np.float32(0.5), np.float32(1), np.float32(0)
 AHEAD = 2  # rows of data by which memory is asked for in advance
 
 
@@ -37,7 +49,7 @@ def _list_row(a, b, r, csr, stride, sums, kind, work):
     """Fill the work space. Returns the number of entries, and whether entry t is the one of field t for
     all."""
     _, ids, fields, values, _ = csr
-    bw, ba, fs, x, _, _ = work
+    bw, ba, fs, x = work[0], work[1], work[2], work[3]
     n, ordered = 0, True
     for e in range(a, b):
         value, f = r * values[e] if values.size > 0 else r, fields[e]
@@ -51,33 +63,78 @@ def _list_row(a, b, r, csr, stride, sums, kind, work):
 
 
 @inline
-def _dot(kind, k, table, at, other, pair):
-    """<block at `at`, block at `other`>."""
-    if k < 8:
+def _count(n, fs, counts):
+    """Set counts[f] for the fields of the n entries."""
+    for t in range(n):
+        counts[fs[t]] = 0
+    for t in range(n):
+        counts[fs[t]] += 1
+
+
+@inline
+def _dot(kind, k, use_share, table, t, u, work):
+    """<W[j_t, f_u], W[j_u, f_t]>; adds x_u W[j_u, f_t] to shared[t] and x_t W[j_t, f_u] to shared[u]."""
+    bw, _, fs, x, pair, _, shared, _ = work
+    at, other = bw[t] + k * fs[u], bw[u] + k * fs[t]
+    if k == 2:
         pair[0], pair[1] = at, other
-        return blocks.dot_short(kind, k, table, pair)
+        w4 = both2(kind, table, pair)
+        if use_share:
+            xt, xu = simd.splat4(x[t]), simd.splat4(x[u])
+            moved = simd.mul(blocks.low2(xt, xt), blocks.low2(w4, w4))
+            moved = simd.add(moved, blocks.load2(shared, 2 * u))
+            blocks.store2(shared, 2 * u, moved, moved)
+            moved = simd.mul(blocks.low2(xu, xu), blocks.high2(w4, w4))
+            moved = simd.add(moved, blocks.load2(shared, 2 * t))
+            blocks.store2(shared, 2 * t, moved, moved)
+        return HALF * simd.total4(simd.mul(w4, blocks.swap4(w4, w4)))
+    if k == 4:
+        pair[0], pair[1] = at, other
+        w8 = gather8(kind, 4, table, pair, 0, 0)
+        if use_share:
+            of_u = simd.fma(simd.splat4(x[t]), simd.low(w8), simd.load4(shared, 4 * u))
+            of_t = simd.fma(simd.splat4(x[u]), simd.high(w8), simd.load4(shared, 4 * t))
+            simd.store4(shared, 4 * u, of_u)
+            simd.store4(shared, 4 * t, of_t)
+        return HALF * simd.total8(simd.mul(w8, blocks.swap8(w8, w8)))
     sum8 = simd.splat8(ZERO)
     for d in range(0, k, 8):
-        sum8 = simd.fma(load8(kind, table, at + d), load8(kind, table, other + d), sum8)
+        a, b = load8(kind, table, at + d), load8(kind, table, other + d)
+        sum8 = simd.fma(a, b, sum8)
+        if use_share:
+            of_u = simd.fma(simd.splat8(x[t]), a, simd.load8(shared, k * u + d))
+            of_t = simd.fma(simd.splat8(x[u]), b, simd.load8(shared, k * t + d))
+            simd.store8(shared, k * u + d, of_u)
+            simd.store8(shared, k * t + d, of_t)
     return simd.total8(sum8)
 
 
 @inline
-def _logit(kind, k, n, ordered, table, work, linear, line):
-    """Pairs and linear part of a listed row."""
-    bw, ba, fs, x, pair, _ = work
+def _logit(kind, k, use_share, n, ordered, table, work, linear, line):
+    """Pairs and linear part of a listed row; fills `shared`, not yet times the slope of the loss."""
+    bw, ba, _, x, _, _, shared, _ = work
     z = ZERO
+    if use_share:
+        for c in range(n * k):
+            shared[c] = ZERO
     for t in range(n):
         u, sum8 = t + 1, simd.splat8(ZERO)
         if ordered and k < 8:
+            of_t = simd.splat8(ZERO)
             while u + 8 // k <= n:
                 mine = load8(kind, table, bw[t] + k * u)
-                others = gather8(kind, k, table, bw, u, k * t)
-                sum8 = simd.fma(simd.mul(spread_values(k, x, u), mine), others, sum8)
+                others = simd.mul(spread_values(k, x, u), gather8(kind, k, table, bw, u, k * t))
+                sum8 = simd.fma(mine, others, sum8)
+                if use_share:
+                    of_t = simd.add(of_t, others)
+                    of_u = simd.fma(simd.splat8(x[t]), mine, simd.load8(shared, k * u))
+                    simd.store8(shared, k * u, of_u)
                 u += 8 // k
+            if use_share:
+                ffmshare.fold(k, of_t, shared, t)
         dots = simd.total8(sum8)
         while u < n:
-            dots += x[u] * _dot(kind, k, table, bw[t] + k * fs[u], bw[u] + k * fs[t], pair)
+            dots += x[u] * _dot(kind, k, use_share, table, t, u, work)
             u += 1
         z += x[t] * dots
         if linear:
@@ -93,13 +150,24 @@ def _pull8(l28, l18, use_l1, w8):
 
 
 @inline
-def _learn_blocks(kind, k, use_l1, t, u, kf, table, work, rate, l28, l18, dither):
+def _parts(ordered, t, u, fs, counts):
+    """The parts of shared[t] and shared[u] that the pair of t and u takes: others share it among them."""
+    if ordered:
+        return ONE, ONE
+    same = fs[t] == fs[u]
+    return ONE / np.float32(counts[fs[u]] - same), ONE / np.float32(counts[fs[t]] - same)
+
+
+@inline
+def _learn_blocks(kind, k, use_l1, use_share, t, u, kf, table, work, rate, l28, l18, dither):
     """The pairs of entry t with the entries of the fields u to u + 8 / k - 1; k = 2, 4."""
-    bw, ba, _, x, _, _ = work
+    bw, ba, _, x, _, _, shared, _ = work
     mine, others = load8(kind, table, bw[t] + k * u), gather8(kind, k, table, bw, u, k * t)
     kx8 = simd.mul(simd.splat8(kf), spread_values(k, x, u))
     g = simd.fma(kx8, others, _pull8(l28, l18, use_l1, mine))
     h = simd.fma(kx8, mine, _pull8(l28, l18, use_l1, others))
+    if use_share:
+        g, h = simd.add(g, repeat_block(k, shared, k * t)), simd.add(h, simd.load8(shared, k * u))
     g2, h2 = simd.mul(g, g), simd.mul(h, h)
     twos = simd.add(blocks.even8(g2, h2), blocks.odd8(g2, h2))
     if k == 2:
@@ -128,13 +196,17 @@ def _learn_blocks(kind, k, use_l1, t, u, kf, table, work, rate, l28, l18, dither
 
 
 @inline
-def _learn_both(kind, k, use_l1, kx, table, pair, sums, rate, l28, l18, dither):
-    """The pair whose blocks begin at pair[0], pair[1] and whose sums are at sums[0], sums[1]; k = 2, 4."""
+def _learn_both(kind, k, use_l1, use_share, t, u, parts, kx, table, work, rate, l28, l18, dither):
+    """The pair of t and u; its blocks begin at pair[0], pair[1], its sums at sums[0], sums[1]; k = 2, 4."""
+    pair, sums, shared = work[4], work[5], work[6]
     s2 = blocks.floats2(table, sums, 0, 0)
     dither = blocks.next_dither(dither)
     if k == 4:
         w = gather8(kind, 4, table, pair, 0, 0)
         g = simd.fma(simd.splat8(kx), blocks.swap8(w, w), _pull8(l28, l18, use_l1, w))
+        if use_share:
+            both = simd.join(simd.load4(shared, 4 * t), simd.load4(shared, 4 * u))
+            g = simd.fma(simd.join(simd.splat4(parts[0]), simd.splat4(parts[1])), both, g)
         g2 = simd.mul(g, g)
         twos = simd.add(blocks.even4(g2, g2), blocks.odd4(g2, g2))
         fours = simd.add(blocks.even2(twos, twos), blocks.odd2(twos, twos))
@@ -146,6 +218,11 @@ def _learn_both(kind, k, use_l1, kx, table, pair, sums, rate, l28, l18, dither):
         w4 = both2(kind, table, pair)
         pull = _pull8(simd.low(l28), simd.low(l18), use_l1, w4)
         g4 = simd.fma(simd.splat4(kx), blocks.swap4(w4, w4), pull)
+        if use_share:
+            both4 = blocks.join2(blocks.load2(shared, 2 * t), blocks.load2(shared, 2 * u))
+            first, second = simd.splat4(parts[0]), simd.splat4(parts[1])
+            part4 = blocks.join2(blocks.low2(first, first), blocks.low2(second, second))
+            g4 = simd.fma(part4, both4, g4)
         g2 = simd.mul(g4, g4)
         twos = simd.add(blocks.even2(g2, g2), blocks.odd2(g2, g2))
         s2 = simd.fma(twos, blocks.low2(simd.splat4(np.float32(0.5)), simd.splat4(ZERO)), s2)
@@ -157,11 +234,14 @@ def _learn_both(kind, k, use_l1, kx, table, pair, sums, rate, l28, l18, dither):
 
 
 @inline
-def _slopes(kind, use_l1, kx8, table, at, other, l28, l18):
-    """8 factors of both blocks of a pair, and the gradients of both."""
+def _slopes(kind, use_l1, use_share, kx8, table, at, other, shared, of_a, of_b, parts, l28, l18):
+    """8 factors of both blocks of a pair, and the gradients of both; of_a, of_b: their places in `shared`."""
     a, b = load8(kind, table, at), load8(kind, table, other)
     g = simd.fma(kx8, b, _pull8(l28, l18, use_l1, a))
     h = simd.fma(kx8, a, _pull8(l28, l18, use_l1, b))
+    if use_share:
+        g = simd.fma(simd.splat8(parts[0]), simd.load8(shared, of_a), g)
+        h = simd.fma(simd.splat8(parts[1]), simd.load8(shared, of_b), h)
     return a, b, g, h
 
 
@@ -176,11 +256,16 @@ def _move_both(kind, table, at, other, a, b, g, h, step_g, step_h, dither):
 
 
 @inline
-def _learn_long(kind, k, use_l1, kx, table, at, other, sum_a, sum_b, rate, l28, l18, dither):
-    """The pair whose blocks begin at `at`, `other`, their sums at sum_a, sum_b; k a multiple of 8."""
+def _learn_long(kind, k, use_l1, use_share, t, u, parts, kx, table, work, rate, l28, l18, dither):
+    """The pair of t and u; k a multiple of 8."""
+    bw, ba, fs, _, _, _, shared, _ = work
+    at, other = bw[t] + k * fs[u], bw[u] + k * fs[t]
+    sum_a, sum_b, to, up = ba[t] + fs[u], ba[u] + fs[t], k * t, k * u
     kx8, g2, h2 = simd.splat8(kx), simd.splat8(ZERO), simd.splat8(ZERO)
     for d in range(0, k, 8):
-        a, b, g, h = _slopes(kind, use_l1, kx8, table, at + d, other + d, l28, l18)
+        a, b, g, h = _slopes(
+            kind, use_l1, use_share, kx8, table, at + d, other + d, shared, to + d, up + d, parts, l28, l18
+        )
         g2, h2 = simd.fma(g, g, g2), simd.fma(h, h, h2)
     share = np.float32(1 / k)
     s = table[sum_a] + share * simd.total8(g2)
@@ -190,7 +275,9 @@ def _learn_long(kind, k, use_l1, kx, table, at, other, sum_a, sum_b, rate, l28, 
         simd.splat8(rate / np.float32(math.sqrt(q))),
     )
     for d in range(0, k, 8):
-        a, b, g, h = _slopes(kind, use_l1, kx8, table, at + d, other + d, l28, l18)
+        a, b, g, h = _slopes(
+            kind, use_l1, use_share, kx8, table, at + d, other + d, shared, to + d, up + d, parts, l28, l18
+        )
         dither = _move_both(kind, table, at + d, other + d, a, b, g, h, step_g, step_h, dither)
     table[sum_a] = s
     table[sum_b] = q
@@ -198,16 +285,33 @@ def _learn_long(kind, k, use_l1, kx, table, at, other, sum_a, sum_b, rate, l28, 
 
 
 @inline
-def _learn_two(kind, k, use_l1, t, u, kf, table, work, rate, l28, l18, dither):
+def _learn_two(kind, k, use_l1, use_share, t, u, kf, table, work, rate, l28, l18, dither):
     """The pairs of entry t with u and u + 1, of the fields of the same numbers; k a multiple of 8."""
-    bw, ba, _, x, _, _ = work
+    bw, ba, _, x, _, _, shared, _ = work
+    parts, to, up = (ONE, ONE), k * t, k * u
     at, first, second = bw[t] + k * u, bw[u] + k * t, bw[u + 1] + k * t
     x0, x1 = simd.splat8(kf * x[u]), simd.splat8(kf * x[u + 1])
     zero = simd.splat8(ZERO)
     g2, h2, p2, q2 = zero, zero, zero, zero
     for d in range(0, k, 8):
-        a, b, g, h = _slopes(kind, use_l1, x0, table, at + d, first + d, l28, l18)
-        c, e, p, q = _slopes(kind, use_l1, x1, table, at + k + d, second + d, l28, l18)
+        a, b, g, h = _slopes(
+            kind, use_l1, use_share, x0, table, at + d, first + d, shared, to + d, up + d, parts, l28, l18
+        )
+        c, e, p, q = _slopes(
+            kind,
+            use_l1,
+            use_share,
+            x1,
+            table,
+            at + k + d,
+            second + d,
+            shared,
+            to + d,
+            up + k + d,
+            parts,
+            l28,
+            l18,
+        )
         g2, h2, p2, q2 = simd.fma(g, g, g2), simd.fma(h, h, h2), simd.fma(p, p, p2), simd.fma(q, q, q2)
     mine = simd.add(blocks.even8(g2, p2), blocks.odd8(g2, p2))
     others = simd.add(blocks.even8(h2, q2), blocks.odd8(h2, q2))
@@ -225,38 +329,58 @@ def _learn_two(kind, k, use_l1, t, u, kf, table, work, rate, l28, l18, dither):
         dither = _move_both(kind, table, at + k, second, c, e, p, q, step_p, step_q, dither)
     else:
         for d in range(0, k, 8):
-            a, b, g, h = _slopes(kind, use_l1, x0, table, at + d, first + d, l28, l18)
+            a, b, g, h = _slopes(
+                kind, use_l1, use_share, x0, table, at + d, first + d, shared, to + d, up + d, parts, l28, l18
+            )
             dither = _move_both(kind, table, at + d, first + d, a, b, g, h, step_g, step_h, dither)
         for d in range(0, k, 8):
-            a, b, g, h = _slopes(kind, use_l1, x1, table, at + k + d, second + d, l28, l18)
+            a, b, g, h = _slopes(
+                kind,
+                use_l1,
+                use_share,
+                x1,
+                table,
+                at + k + d,
+                second + d,
+                shared,
+                to + d,
+                up + k + d,
+                parts,
+                l28,
+                l18,
+            )
             dither = _move_both(kind, table, at + k + d, second + d, a, b, g, h, step_p, step_q, dither)
     return dither
 
 
 @inline
-def _learn(kind, k, use_l1, n, ordered, kappa, table, work, rate, penalty, dither):
+def _learn(kind, k, use_l1, use_share, n, ordered, kappa, table, work, rate, penalty, dither):
     """One step on the blocks of all pairs of a listed row."""
-    bw, ba, fs, x, pair, sums = work
+    bw, ba, fs, x, pair, sums, _, counts = work
     l28, l18 = simd.splat8(penalty[0]), simd.splat8(penalty[1])
     for t in range(n):
         kf, u = kappa * x[t], t + 1
         if ordered and k < 8:
             while u + 8 // k <= n:
-                dither = _learn_blocks(kind, k, use_l1, t, u, kf, table, work, rate, l28, l18, dither)
+                dither = _learn_blocks(
+                    kind, k, use_l1, use_share, t, u, kf, table, work, rate, l28, l18, dither
+                )
                 u += 8 // k
         elif ordered:
             while u + 2 <= n:
-                dither = _learn_two(kind, k, use_l1, t, u, kf, table, work, rate, l28, l18, dither)
+                dither = _learn_two(kind, k, use_l1, use_share, t, u, kf, table, work, rate, l28, l18, dither)
                 u += 2
         while u < n:
-            at, other = bw[t] + k * fs[u], bw[u] + k * fs[t]
-            sum_a, sum_b, kx = ba[t] + fs[u], ba[u] + fs[t], kf * x[u]
+            parts, kx = _parts(ordered, t, u, fs, counts), kf * x[u]
             if k < 8:
-                pair[0], pair[1], sums[0], sums[1] = at, other, sum_a, sum_b
-                dither = _learn_both(kind, k, use_l1, kx, table, pair, sums, rate, l28, l18, dither)
+                pair[0], pair[1] = bw[t] + k * fs[u], bw[u] + k * fs[t]
+                sums[0], sums[1] = ba[t] + fs[u], ba[u] + fs[t]
+                dither = _learn_both(
+                    kind, k, use_l1, use_share, t, u, parts, kx, table, work, rate, l28, l18, dither
+                )
             else:
                 dither = _learn_long(
-                    kind, k, use_l1, kx, table, at, other, sum_a, sum_b, rate, l28, l18, dither
+                    kind, k, use_l1, use_share, t, u, parts, kx, table, work, rate, l28, l18, dither
                 )
             u += 1
 
@@ -264,7 +388,7 @@ def _learn(kind, k, use_l1, n, ordered, kappa, table, work, rate, penalty, dithe
 @inline
 def _learn_linear(use_l1, n, kappa, table, work, line, rate, penalty):
     """One step of Adagrad on the linear weight of every entry."""
-    _, ba, _, x, _, _ = work
+    ba, x = work[1], work[3]
     for t in range(n):
         at = ba[t] + line
         w = table[at]
@@ -277,8 +401,8 @@ def _learn_linear(use_l1, n, kappa, table, work, line, rate, penalty):
 
 
 @jit
-def _work_space(longest):
-    """bw, ba, fs, x, and two places for a pair of offsets."""
+def _work_space(longest, n_fields, k):
+    """bw, ba, fs, x, two places for a pair of offsets, shared, counts."""
     return (
         np.empty(longest, np.int64),
         np.empty(longest, np.int64),
@@ -286,19 +410,21 @@ def _work_space(longest):
         np.empty(longest + 8, np.float32),
         np.empty(2, np.int64),
         np.empty(2, np.int64),
+        np.zeros(longest * k + 8, np.float32),
+        np.zeros(n_fields, np.int64),
     )
 
 
 @cache
-def make_sweep(loss: int, use_l1: int, use_bias: int, kind: int, k: int):
+def make_sweep(loss: int, use_l1: int, use_bias: int, use_share: int, kind: int, k: int):
     """Kernel that learns from one row after the other; closes over ints, as the disk cache demands."""
 
     @jit
     def sweep(csr, target, order, rows, shape, bias, hyper, penalty, sums):
         (indptr, ids, _, _, norms), (labels, weights) = csr, target
-        linear, square_columns, line = shape
+        n_fields, width, linear, share, square_columns, line = shape
         stride, table = rows.shape[1], rows.reshape(rows.size)
-        work = _work_space(longest_row(indptr, order))
+        work = _work_space(longest_row(indptr, order), n_fields, width)
         loss_sum, weight_sum = 0.0, 0.0
         for p in range(len(order)):
             i = order[p]
@@ -308,15 +434,20 @@ def make_sweep(loss: int, use_l1: int, use_bias: int, kind: int, k: int):
             n, ordered = _list_row(
                 indptr[i], indptr[i + 1], norms[i], csr, stride, square_columns, kind, work
             )
-            z = _logit(kind, k, n, ordered, table, work, linear, line)
+            z = _logit(kind, k, use_share, n, ordered, table, work, linear, line)
             if use_bias:
                 z += bias[0]
             weight = np.float64(weights[i]) if weights.size > 0 else 1.0
             loss_sum += weight * point_loss(loss, z, labels[i])
             weight_sum += weight
             kappa = np.float32(weight * point_slope(loss, z, labels[i]))
-            dither = blocks.start_dither(np.uint32(i))
-            _learn(kind, k, use_l1, n, ordered, kappa, table, work, hyper[0], penalty, dither)
+            last = table[work[1][0] + work[2][n - 1]] if n > 0 else ONE  # a sum that this row lets grow
+            dither = blocks.start_dither(np.uint32(i), last)
+            if not ordered:
+                _count(n, work[2], work[7])
+            if use_share:
+                ffmshare.scale(n, k, share * kappa, work[3], work[6])
+            _learn(kind, k, use_l1, use_share, n, ordered, kappa, table, work, hyper[0], penalty, dither)
             if linear:
                 _learn_linear(use_l1, n, kappa, table, work, line, hyper[0], penalty)
             if use_bias:
@@ -334,15 +465,15 @@ def make_forward(kind: int, k: int):
     @jit
     def forward(csr, rows, shape, b0, logit):
         indptr, ids, _, _, norms = csr
-        linear, square_columns, line = shape
+        n_fields, width, linear, _, square_columns, line = shape
         stride, table = rows.shape[1], rows.reshape(rows.size)
-        work = _work_space(longest_row(indptr, np.arange(len(indptr) - 1)))
+        work = _work_space(longest_row(indptr, np.arange(len(indptr) - 1)), n_fields, width)
         for i in range(len(logit)):
             if i + AHEAD < len(logit):
                 fetch_entries(rows, ids, indptr[i + AHEAD], indptr[i + AHEAD + 1], stride)
             n, ordered = _list_row(
                 indptr[i], indptr[i + 1], norms[i], csr, stride, square_columns, kind, work
             )
-            logit[i] = b0 + _logit(kind, k, n, ordered, table, work, linear, line)
+            logit[i] = b0 + _logit(kind, k, False, n, ordered, table, work, linear, line)
 
     return forward

@@ -17,7 +17,7 @@ import numpy as np
 from . import blocks, simd
 from .ahead import fetch_entries
 from .blocks import FLOAT32, gather8, repeat_block, scatter8, spread_values
-from .jit import inline, jit
+from .jit import inline
 from .steps import step8
 
 ZERO = np.float32(0)

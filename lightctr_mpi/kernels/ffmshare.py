@@ -65,7 +65,7 @@ def _add_rest(k, f, g, x, row, other, table, shared):
 
 
 @inline
-def _fold(k, sum8, shared, f):
+def fold(k, sum8, shared, f):
     """Add the blocks of k = 2 or 4 of a vector to shared[f]."""
     four = simd.add(simd.low(sum8), simd.high(sum8))
     if k == 4:
@@ -94,7 +94,7 @@ def logit(n, k, base, x, table, shared):
                 simd.store8(shared, k * g, simd.fma(x8, mine, simd.load8(shared, k * g)))
                 g += several
             dots = simd.total8(sum8)
-            _fold(k, of_f, shared, f)
+            fold(k, of_f, shared, f)
             while g < n:
                 pair[0], pair[1] = row + k * g, base[g] + k * f
                 dots += x[g] * blocks.dot_short(FLOAT32, k, table, pair)

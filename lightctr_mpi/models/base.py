@@ -45,6 +45,10 @@ class Model:
 
     # What a model adds to this class.
 
+    def row_columns(self, slots: int) -> int:
+        """Columns of a row that holds the optimizer's `slots` beside the weights."""
+        return self.width * (1 + slots)
+
     def parts(self) -> list[tuple[str, slice, tuple[int, ...]]]:
         """(name, columns of a row, shape of one key's values) of what a checkpoint keeps."""
         raise NotImplementedError

@@ -15,10 +15,11 @@ import numpy as np
 from ..bound import BoundRows
 from ..checkpoint import Checkpoint, ModelMeta
 from ..comm import any_rank, on_some, wait
+from ..compact import build_shard
 from ..kernels.memory import LINE
 from ..models.base import Model
 from ..optim.base import Optimizer
-from ..shard import Shard, stride_of
+from ..shard import stride_of
 from ..stores import Local, Sequential, StepSums, Store
 from .window import shared_floats
 
@@ -55,8 +56,8 @@ class NodeReplica(Local):
         floats = shared_floats(node, windows, size + 2 * LINE)
         bias = -(-size // LINE) * LINE  # on a cache line of its own
         arrays = floats[:size].reshape(len(keys), stride), floats[bias : bias + 1 + optimizer.slots]
-        self._on_first(lambda: Shard(model, optimizer, keys, seed, arrays=arrays))
-        self.shard = Shard(model, optimizer, keys, None, arrays=arrays)
+        self._on_first(lambda: build_shard(model, optimizer, keys, seed, arrays))
+        self.shard = build_shard(model, optimizer, keys, None, arrays)
         self.bounds = np.array([0, len(keys)], np.int64)
         self._alone = Sequential(self.shard, threads)
         self.step_rows = self._alone.step_rows * self.size

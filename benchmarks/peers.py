@@ -80,9 +80,8 @@ def libffm(job: Job, judged: bool) -> Result:
     text, memory = execute([*command, str(job.train), "libffm.model"], job.folder)
     lines = re.findall(r"^[ \t]*\d+((?:[ \t]+[\d.]+)+)[ \t]*$", text, re.M)
     columns = [list(map(float, line.split())) for line in lines]
-    ends = [
-        column[-1] for column in columns
-    ]  # in tenths of a second: take the epochs after the first at once
+    # In tenths of a second: the epochs after the first are taken together.
+    ends = [column[-1] for column in columns]
     rate = job.rows * (len(ends) - 1) / max(ends[-1] - ends[0], 1e-9) if len(ends) > 1 else job.rows / ends[0]
     return Result([rate], [column[1] for column in columns] if judged else [], memory)
 
@@ -139,13 +138,12 @@ def compete(job: Job, repeat: int) -> None:
     for name, runner in runners.items():
         speed = statistics.median(speeds[name])
         ratio = statistics.median(speeds["lightctr_mpi"]) / speed
-        fast = statistics.median(speeds["compact"]) / speed if "compact" in speeds else 0
+        fast = f"{statistics.median(speeds['compact']) / speed:.2f}" if "compact" in speeds else "-"
         losses = runner(job, True).logloss
         shown = " ".join(f"{loss:.4f}" for loss in losses) or "-"
         about = f"{job.model} k={job.k}" if job.model != "lr" else "lr"
         print(
-            f"{about:<9} {name:<13} {speed:>11,.0f} {ratio:>7.2f} {f'{fast:.2f}' if fast else '-':>8} {memory[name]:>8,.0f}   "
-            f"{shown}",
+            f"{about:<9} {name:<13} {speed:>11,.0f} {ratio:>7.2f} {fast:>8} {memory[name]:>8,.0f}   {shown}",
             flush=True,
         )
 

@@ -255,7 +255,7 @@ class PsOptions:
     silence_seconds: float = option(
         600.0, "seconds without a sign of a rank after which the run ends", range=Range(0, 86400, True)
     )
-    slow: str = option("", "for tests of uneven nodes: RANK:FACTOR stretches the computing of a worker")
+    slow: str = option("", "for tests of uneven nodes: RANK:FACTOR stretches the leases of a worker")
     trace: bool = option(False, "write every pull and push of each server to ps-trace-<server>.npy")
 
 

@@ -190,7 +190,7 @@ def test_a_rank_that_says_nothing_ends_the_run(tmp_path, data):
 SEEDS = """
 import sys
 from lightctr_mpi import cli
-runs = {"bsp": [], "asp": ["--ps.slow", "3:50", "--ps.trace", "true"]}
+runs = {"bsp": [], "asp": ["--ps.slow", "3:10", "--ps.trace", "true"]}
 for seed in range(1, 6):
     for name, flags in runs.items():
         flags = [*flags, "--seed", str(seed), "--ps.consistency", name, "--out", f"{name}{seed}"]
@@ -199,11 +199,9 @@ for seed in range(1, 6):
 
 
 def test_a_slow_worker_costs_asp_no_quality(tmp_path):
-    """Test loss of the sample over five seeds, one of two workers several times slower.
+    """Test loss of the sample over five seeds, each lease of one of two workers taking ten times as long.
 
-    Computing is stretched, messages are not: the slow worker takes a fifth to a third of the other's leases.
-    Measured: 0.0012 better to 0.0025 worse, 0.0003 worse in the mean, with rows up to 56 steps old of an
-    epoch's 79.
+    Measured: 0.0018 better to 0.0021 worse, 0.0005 worse in the mean; the slow worker had 58 of 948 leases.
     """
     for name in ("sample_train.ffm", "sample_test.ffm"):
         shutil.copy(launch.ROOT / "data" / name, tmp_path)
@@ -220,5 +218,5 @@ def test_a_slow_worker_costs_asp_no_quality(tmp_path):
         differences.append(asp - bsp)
         trace = np.load(tmp_path / f"asp{seed}/ps-trace-0.npy")
         pushes = Counter(trace["worker"][trace["kind"] == PUSHED].tolist())
-        assert pushes[3] < pushes[2] / 2  # the slow one did less
+        assert pushes[3] < pushes[2] / 5  # the slow one did less
     assert abs(np.mean(differences)) < 0.003 and max(map(abs, differences)) < 0.006, differences

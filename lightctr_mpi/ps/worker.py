@@ -70,6 +70,7 @@ class Worker:
         self._commands: deque[Message] = deque()
         self._verdicts: dict[int, bool] = {}
         self._scored = 0
+        self._free_since = 0.0  # when the last lease was done, if that was just before
 
     def serve(self) -> None:
         """Until the Master ends it."""
@@ -135,6 +136,7 @@ class Worker:
 
     def _learn(self, batch: Batch, ask: bool) -> None:
         prefetch = ask and self.run.ps.prefetch
+        begun = self._free_since or time.perf_counter()
         if prefetch:
             self._ask()
         self.signs.doing = f"waiting for rows of clock {batch.clock} from {self._names(batch.missing)}"
@@ -152,15 +154,15 @@ class Worker:
             batch.bias,
             grad,
         )
+        self._linger(begun)
         seconds = time.perf_counter() - started
-        self._linger(seconds)
         commit = compose(
             Kind.COMMIT,
             lease=batch.lease,
             samples=sums.weight,
             loss=sums.loss,
             rows=sums.rows,
-            seconds=seconds * self._slowness,
+            seconds=seconds,
         )
         self.mail.send(MASTER, commit)
         self._wait(lambda: batch.lease in self._verdicts)
@@ -168,17 +170,20 @@ class Worker:
             self.client.push(batch, grad, dbias, sums.weight)
         if ask and not prefetch:
             self._ask()
+        self._free_since = time.perf_counter()
 
     def _names(self, ranks: set[int]) -> str:
         return ", ".join(self.roles.name(rank) for rank in sorted(ranks)) or "nobody"
 
-    def _linger(self, seconds: float) -> None:
+    def _linger(self, begun: float) -> None:
+        """For `ps.slow`: make the lease take a multiple of the time it has taken, messages included."""
         if self._slowness > 1:
-            time.sleep(seconds * (self._slowness - 1))
+            time.sleep((time.perf_counter() - begun) * (self._slowness - 1))
 
     # --- commands ---
 
     def _obey(self, command: Message) -> None:
+        self._free_since = 0.0
         if command.kind is Kind.EVALUATE:
             self._evaluate(ROLES[command.n])
         else:

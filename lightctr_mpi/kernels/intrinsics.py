@@ -213,7 +213,7 @@ def sqrt(typingctx, a):
 
 @intrinsic
 def prefetch(typingctx, array, offset):
-    """Ask for the cache line of element `offset`, to be written to; any address is harmless."""
+    """Ask for the cache line of element `offset`, to be read; any address is harmless."""
     if not (isinstance(array, types.Array) and isinstance(offset, types.Integer)):
         return None
 

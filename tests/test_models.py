@@ -56,7 +56,7 @@ def test_reference_gradient_is_the_slope_of_the_reference_loss(name):
         np.testing.assert_allclose(grad[key].reshape(-1), slopes, atol=1e-8)
 
 
-@pytest.mark.parametrize("k", [1, 4, 8, 10])
+@pytest.mark.parametrize("k", [1, 2, 4, 8, 10])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_equal_the_reference(name, kind, k):
@@ -90,7 +90,7 @@ def test_gradients_equal_the_reference(name, share, kind, k):
             np.testing.assert_allclose(value, total[key], rtol=3e-5, atol=3e-6, err_msg=key)
 
 
-@pytest.mark.parametrize(("loss", "k"), [("logistic", 4), ("squared", 5), ("logistic", 8)])
+@pytest.mark.parametrize(("loss", "k"), [("logistic", 2), ("logistic", 4), ("squared", 5), ("logistic", 8)])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("name", "share"), SHARES)
 def test_the_pass_that_does_all_equals_its_parts(name, share, kind, loss, k):
@@ -110,7 +110,7 @@ def test_the_pass_that_does_all_equals_its_parts(name, share, kind, loss, k):
     np.testing.assert_allclose(grad, expected[unique], rtol=1e-5, atol=1e-6 * scale)
 
 
-@pytest.mark.parametrize("k", [4, 16])
+@pytest.mark.parametrize("k", [2, 4, 16])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("options", OPTIMIZERS, ids=lambda o: o.name)
 @pytest.mark.parametrize(("name", "share"), SHARES)

@@ -23,7 +23,7 @@ from functools import cache
 
 import numpy as np
 
-from . import ffmpairs, ffmshare, simd
+from . import blocks, ffmpairs, ffmshare, simd
 from .ahead import fetch_entries
 from .jit import inline, jit
 from .losses import add_loss, point_loss, point_slope
@@ -109,6 +109,13 @@ def _sum_fields(n, m, k, x, index, table, T):
             for q in range(m):
                 part = simd.fma(x4, simd.load4(table, row + index[3, q] * 4), simd.load4(T, to))
                 simd.store4(T, to, part)
+                to += h
+        elif k == 2:
+            x4 = simd.splat4(x[t])
+            x2 = blocks.low2(x4, x4)
+            for q in range(m):
+                part2 = simd.fma(x2, blocks.load2(table, row + index[3, q] * 2), blocks.load2(T, to))
+                blocks.store2(T, to, part2, part2)
                 to += h
         elif k % 8 == 0:
             x8 = simd.splat8(x[t])

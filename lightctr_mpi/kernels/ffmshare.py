@@ -38,6 +38,24 @@ def mix(m, k, at, T, touched, share, out):
         for q in range(m):
             part = simd.fma(simd.load4(touched, 4 * q), sum4, simd.load4(T, at + 4 * q))
             simd.store4(out, 4 * q, part)
+    elif k % 8 == 0:
+        for d in range(0, k, 8):
+            sum8 = simd.splat8(ZERO)
+            for q in range(m):
+                sum8 = simd.add(sum8, simd.load8(T, at + q * k + d))
+            sum8 = simd.mul(simd.splat8(share), sum8)
+            for q in range(m):
+                c = q * k + d
+                simd.store8(out, c, simd.fma(simd.load8(touched, c), sum8, simd.load8(T, at + c)))
+    elif k == 2:
+        share4 = simd.splat4(share)
+        sum2 = blocks.low2(simd.splat4(ZERO), share4)
+        for q in range(m):
+            sum2 = simd.add(sum2, blocks.load2(T, at + 2 * q))
+        sum2 = simd.mul(blocks.low2(share4, share4), sum2)
+        for q in range(m):
+            part2 = simd.fma(blocks.load2(touched, 2 * q), sum2, blocks.load2(T, at + 2 * q))
+            blocks.store2(out, 2 * q, part2, part2)
     else:
         for d in range(k):
             out[h + d] = ZERO

@@ -8,6 +8,7 @@ from ..config import ModelOptions
 from ..errors import UserError
 from ..kernels import ffm
 from ..kernels.simd import round_up
+from ..kernels.steps import FTRL
 from .base import Model
 
 
@@ -47,5 +48,7 @@ class FieldAwareFactorizationMachine(Model):
         ffm.gradient(csr, target, self.loss, rows, self._shape, local, b0, penalty, grad, sums)
 
     def _sweep(self, csr, target, order, rows, bias, optimizer, penalty, sums):
-        kernel = ffm.make_sweep(*self._sweep_codes(optimizer), self.k, int(self._shape[3] > 0))
+        # FTRL takes no pairs, which alone are compiled for k.
+        fixed = (self.k, int(self.options.share > 0)) if optimizer.code != FTRL else (4, 0)
+        kernel = ffm.make_sweep(*self._sweep_codes(optimizer), *fixed)
         kernel(csr, target, order, rows, self._shape, self.width, bias, optimizer.hyper, penalty, sums)

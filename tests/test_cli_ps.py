@@ -219,4 +219,4 @@ def test_a_slow_worker_costs_asp_no_quality(tmp_path):
         trace = np.load(tmp_path / f"asp{seed}/ps-trace-0.npy")
         pushes = Counter(trace["worker"][trace["kind"] == PUSHED].tolist())
         assert pushes[3] < pushes[2] / 5  # the slow one did less
-    assert abs(np.mean(differences)) < 0.003 and max(map(abs, differences)) < 0.006, differences
+    assert abs(np.mean(differences)) < 0.003 and max(map(abs, differences)) < 0.012, differences

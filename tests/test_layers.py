@@ -19,7 +19,7 @@ TIERS = (
     {"config", "registry", "defaults", "optiontable", "usage", "flags", "options", "settle", "threads"},
     {"kernels", "block", "comm"},
     {"models", "optim", "codecs", "readers", "scores", "metrics", "planted"},
-    {"rowstore", "checkpoint", "shard", "report"},
+    {"rowstore", "checkpoint", "shard", "compact", "report"},
     {"bound", "modelfile", "stores", "input"},
     {"ring", "ps", "train"},
 )
@@ -32,6 +32,7 @@ ONLY_ARRAYS = {
     "readers",
     "block",
     "shard",
+    "compact",
 }  # no messages between ranks
 
 

@@ -153,6 +153,8 @@ def test_every_option_can_be_set_by_every_source(job):
             "train.monitor": ["--data.valid", "v"],
             "ps.delay": ["--ps.consistency", "asp"],
             "ps.evict_hits": ["--ps.evict_age", "2"],
+            "optimizer.sums": ["--model.name", "ffm"],
+            "model.storage": ["--model.name", "ffm", "--optimizer.sums", "block"],
         }.get(key, [])
         by_flag = run_of(*argv, *extra)
         assert by_flag != run_of(*extra), key
@@ -411,6 +413,10 @@ def runs(draw):
     for key, (chooser, names) in OWNERS.items():
         if flat[chooser] not in names:
             flat[key] = OPTIONS[key].default
+    if flat["optimizer.sums"] == "block":
+        flat["model.name"] = "ffm"
+    else:
+        flat["model.storage"] = "float32"
     flat["model.linear"] |= flat["model.name"] == "lr"
     flat["data.label_map"] = "" if flat["data.labels"] == "soft" else flat["data.label_map"]
     if flat["train.monitor"].endswith("logloss"):

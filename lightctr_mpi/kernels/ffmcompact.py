@@ -36,6 +36,7 @@ from .blocks import (
     store8,
 )
 from .ffm import longest_row
+from .ffmpairs import pull_of
 from .jit import inline, jit
 from .losses import point_loss, point_slope
 from .steps import ADAGRAD, sign, step_bias
@@ -143,13 +144,6 @@ def _logit(kind, k, use_share, n, ordered, table, work, linear, line):
 
 
 @inline
-def _pull8(l28, l18, use_l1, w8):
-    """Gradient of the regulariser."""
-    pull = simd.mul(l28, w8)
-    return simd.fma(l18, simd.sign(w8), pull) if use_l1 else pull
-
-
-@inline
 def _parts(ordered, t, u, fs, counts):
     """The parts of shared[t] and shared[u] that the pair of t and u takes: others share it among them."""
     if ordered:
@@ -164,8 +158,8 @@ def _learn_blocks(kind, k, use_l1, use_share, t, u, kf, table, work, rate, l28, 
     bw, ba, _, x, _, _, shared, _ = work
     mine, others = load8(kind, table, bw[t] + k * u), gather8(kind, k, table, bw, u, k * t)
     kx8 = simd.mul(simd.splat8(kf), spread_values(k, x, u))
-    g = simd.fma(kx8, others, _pull8(l28, l18, use_l1, mine))
-    h = simd.fma(kx8, mine, _pull8(l28, l18, use_l1, others))
+    g = simd.fma(kx8, others, pull_of(l28, l18, use_l1, mine))
+    h = simd.fma(kx8, mine, pull_of(l28, l18, use_l1, others))
     if use_share:
         g, h = simd.add(g, repeat_block(k, shared, k * t)), simd.add(h, simd.load8(shared, k * u))
     g2, h2 = simd.mul(g, g), simd.mul(h, h)
@@ -203,7 +197,7 @@ def _learn_both(kind, k, use_l1, use_share, t, u, parts, kx, table, work, rate, 
     dither = blocks.next_dither(dither)
     if k == 4:
         w = gather8(kind, 4, table, pair, 0, 0)
-        g = simd.fma(simd.splat8(kx), blocks.swap8(w, w), _pull8(l28, l18, use_l1, w))
+        g = simd.fma(simd.splat8(kx), blocks.swap8(w, w), pull_of(l28, l18, use_l1, w))
         if use_share:
             both = simd.join(simd.load4(shared, 4 * t), simd.load4(shared, 4 * u))
             g = simd.fma(simd.join(simd.splat4(parts[0]), simd.splat4(parts[1])), both, g)
@@ -216,7 +210,7 @@ def _learn_both(kind, k, use_l1, use_share, t, u, parts, kx, table, work, rate, 
         scatter8(kind, 4, table, pair, 0, 0, moved, dither)
     else:
         w4 = both2(kind, table, pair)
-        pull = _pull8(simd.low(l28), simd.low(l18), use_l1, w4)
+        pull = pull_of(simd.low(l28), simd.low(l18), use_l1, w4)
         g4 = simd.fma(simd.splat4(kx), blocks.swap4(w4, w4), pull)
         if use_share:
             both4 = blocks.join2(blocks.load2(shared, 2 * t), blocks.load2(shared, 2 * u))
@@ -237,8 +231,8 @@ def _learn_both(kind, k, use_l1, use_share, t, u, parts, kx, table, work, rate, 
 def _slopes(kind, use_l1, use_share, kx8, table, at, other, shared, of_a, of_b, parts, l28, l18):
     """8 factors of both blocks of a pair, and the gradients of both; of_a, of_b: their places in `shared`."""
     a, b = load8(kind, table, at), load8(kind, table, other)
-    g = simd.fma(kx8, b, _pull8(l28, l18, use_l1, a))
-    h = simd.fma(kx8, a, _pull8(l28, l18, use_l1, b))
+    g = simd.fma(kx8, b, pull_of(l28, l18, use_l1, a))
+    h = simd.fma(kx8, a, pull_of(l28, l18, use_l1, b))
     if use_share:
         g = simd.fma(simd.splat8(parts[0]), simd.load8(shared, of_a), g)
         h = simd.fma(simd.splat8(parts[1]), simd.load8(shared, of_b), h)

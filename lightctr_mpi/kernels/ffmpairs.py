@@ -52,7 +52,7 @@ def logit(n, k, base, x, table):
 
 
 @inline
-def _pull(l28, l18, use_l1, w8):
+def pull_of(l28, l18, use_l1, w8):
     """Gradient of the regulariser."""
     pull = simd.mul(l28, w8)
     return simd.fma(l18, simd.sign(w8), pull) if use_l1 else pull
@@ -76,8 +76,8 @@ def _learn_several(opt, use_l1, use_share, k, f, g, kf, base, x, shared, table, 
     kx8 = simd.mul(simd.splat8(kf), spread_values(k, x, g))
     at = base[f] + k * g
     mine, others = simd.load8(table, at), gather8(FLOAT32, k, table, base, g, k * f)
-    slope = simd.fma(kx8, mine, _along_own(use_share, shared, k * g, _pull(l28, l18, use_l1, others)))
-    along = _along(use_share, k, shared, f, _pull(l28, l18, use_l1, mine))
+    slope = simd.fma(kx8, mine, _along_own(use_share, shared, k * g, pull_of(l28, l18, use_l1, others)))
+    along = _along(use_share, k, shared, f, pull_of(l28, l18, use_l1, mine))
     step8(opt, table, at, at + slot, simd.fma(kx8, others, along), rate8)
     if opt == 1:
         s = gather8(FLOAT32, k, table, base, g, k * f + slot)
@@ -94,8 +94,8 @@ def _learn_blocks(opt, use_l1, use_share, f, g, k, kx, base, shared, table, slot
     at, other, kx8 = base[f] + k * g, base[g] + k * f, simd.splat8(kx)
     for d in range(0, k, 8):
         a, b = simd.load8(table, at + d), simd.load8(table, other + d)
-        along_a = _along_own(use_share, shared, k * f + d, _pull(l28, l18, use_l1, a))
-        along_b = _along_own(use_share, shared, k * g + d, _pull(l28, l18, use_l1, b))
+        along_a = _along_own(use_share, shared, k * f + d, pull_of(l28, l18, use_l1, a))
+        along_b = _along_own(use_share, shared, k * g + d, pull_of(l28, l18, use_l1, b))
         step8(opt, table, at + d, at + d + slot, simd.fma(kx8, b, along_a), rate8)
         step8(opt, table, other + d, other + d + slot, simd.fma(kx8, a, along_b), rate8)
 
@@ -106,7 +106,7 @@ def _slope_of_both(use_l1, f, g, k, kx, pair, shared, table, l2, l1):
     4."""
     w = blocks.gather4_f32(table, pair, 0, 0)
     along = simd.join(simd.load4(shared, 4 * f), simd.load4(shared, 4 * g))
-    along = simd.add(along, _pull(simd.splat8(l2), simd.splat8(l1), use_l1, w))
+    along = simd.add(along, pull_of(simd.splat8(l2), simd.splat8(l1), use_l1, w))
     return simd.fma(simd.splat8(kx), blocks.swap8(w, w), along), w
 
 
@@ -115,7 +115,7 @@ def _slope_of_both2(use_l1, f, g, k, kx, pair, shared, table, l2, l1):
     """The same for k = 2."""
     w = blocks.both2_f32(table, pair, 0, 0)
     along = blocks.join2(blocks.load2(shared, 2 * f), blocks.load2(shared, 2 * g))
-    along = simd.add(along, _pull(simd.splat4(l2), simd.splat4(l1), use_l1, w))
+    along = simd.add(along, pull_of(simd.splat4(l2), simd.splat4(l1), use_l1, w))
     return simd.fma(simd.splat4(kx), blocks.swap4(w, w), along), w
 
 
@@ -177,9 +177,9 @@ def _add_several(use_l1, k, f, g, kf, base, grads, x, shared, table, grad, l28, 
     mine = simd.load8(table, base[f] + k * g)
     others = gather8(FLOAT32, k, table, base, g, k * f)
     at = grads[f] + k * g
-    along = _along(True, k, shared, f, _pull(l28, l18, use_l1, mine))
+    along = _along(True, k, shared, f, pull_of(l28, l18, use_l1, mine))
     simd.store8(grad, at, simd.add(simd.load8(grad, at), simd.fma(kx8, others, along)))
-    slope = simd.fma(kx8, mine, _along_own(True, shared, k * g, _pull(l28, l18, use_l1, others)))
+    slope = simd.fma(kx8, mine, _along_own(True, shared, k * g, pull_of(l28, l18, use_l1, others)))
     total = simd.add(gather8(FLOAT32, k, grad, grads, g, k * f), slope)
     scatter8(FLOAT32, k, grad, grads, g, k * f, total, total)
 
@@ -218,7 +218,7 @@ def add(use_l1, n, k, kappa, base, grads, x, shared, table, grad, penalty):
                     a = simd.load8(table, base[f] + k * h + d)
                     b = simd.load8(table, base[h] + k * f + d)
                     at, other = grads[f] + k * h + d, grads[h] + k * f + d
-                    along = _along_own(True, shared, k * f + d, _pull(l28, l18, use_l1, a))
+                    along = _along_own(True, shared, k * f + d, pull_of(l28, l18, use_l1, a))
                     simd.store8(grad, at, simd.add(simd.load8(grad, at), simd.fma(kx8, b, along)))
-                    along = _along_own(True, shared, k * h + d, _pull(l28, l18, use_l1, b))
+                    along = _along_own(True, shared, k * h + d, pull_of(l28, l18, use_l1, b))
                     simd.store8(grad, other, simd.add(simd.load8(grad, other), simd.fma(kx8, a, along)))

@@ -142,7 +142,7 @@ class TrainOptions:
 
     epochs: int | None = option(
         None,
-        "passes over the training rows at most (default: 5; 30 with data.valid, which stops it early)",
+        "passes over the training rows at most (default: 5; with data.valid, which stops it, 30, lr 100)",
         range=Range(1),
     )
     sync: str = option(
@@ -154,8 +154,10 @@ class TrainOptions:
         None, "rows of a mini-batch, all ranks together (default: by size of the data)", range=Range(1)
     )
     shuffle: bool = option(True, "new order of rows each epoch")
-    patience: int = option(
-        2, "epochs without improvement before stopping; 0: never stop early", range=Range(0)
+    patience: int | None = option(
+        None,
+        "epochs without improvement before stopping; 0: never stop early (default: 2, lr 5)",
+        range=Range(0),
     )
     monitor: str = option(
         "auto",

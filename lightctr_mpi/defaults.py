@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from .config import ModelOptions, OptimizerOptions
+from .config import ModelOptions, OptimizerOptions, TrainOptions
 
 FACTORS = {"lr": 0, "fm": 8, "ffm": 4}
 
@@ -34,6 +34,13 @@ RATES: dict[tuple[str, str], tuple[float, float]] = {
 # start above 0 costs half an epoch to unlearn), large enough for gradients of factors, which are factors
 # themselves. FFM starts as FM does, since its blocks move together (model.share); apart, they need 0.2.
 DEVIATION = {"lr": 0.1, "fm": 0.1, "ffm": 0.1}
+
+# model -> (epochs at most, epochs without improvement before stopping), with validation rows.
+# FM and FFM reach their best validation loss within a few epochs and then fit noise. The loss of LR is convex
+# and goes on falling, ever more slowly, while single epochs go up and down by more than one of them gains. An
+# epoch of LR is cheap besides.
+COURSES = {"lr": (100, 5), "fm": (30, 2), "ffm": (30, 2)}
+EPOCHS = 5  # where nothing stops a run
 
 
 def model(options: ModelOptions) -> ModelOptions:
@@ -62,3 +69,13 @@ def optimizer(options: OptimizerOptions, model_name: str, batch_size: int = 1) -
         l2 = options.l2
     alpha = lr if options.alpha is None else options.alpha
     return dataclasses.replace(options, lr=lr, l2=l2, alpha=alpha)
+
+
+def course(options: TrainOptions, model_name: str, validated: bool) -> TrainOptions:
+    """The options with epochs and patience filled in; validated: whether there are validation rows."""
+    epochs, patience = COURSES[model_name]
+    if options.patience is not None:
+        patience = options.patience
+    if not validated or patience == 0:
+        epochs = EPOCHS
+    return dataclasses.replace(options, epochs=options.epochs or epochs, patience=patience)

@@ -81,13 +81,13 @@ def settle_for(run: Run, n_rows: int, ranks: int = 1) -> Run:
         assert run.ps.servers is not None
         rows_of_step = max(1, batch_size // (ranks - 1 - run.ps.servers))
     optimizer = defaults.optimizer(run.optimizer, run.model.name, rows_of_step)
-    stops_by_itself = bool(run.data.valid) and run.train.patience > 0
-    epochs = run.train.epochs or (30 if stops_by_itself else 5)
     return dataclasses.replace(
         run,
         model=model,
         optimizer=optimizer,
-        train=dataclasses.replace(run.train, batch_size=batch_size, epochs=epochs),
+        train=dataclasses.replace(
+            defaults.course(run.train, run.model.name, bool(run.data.valid)), batch_size=batch_size
+        ),
     )
 
 

@@ -85,6 +85,7 @@ class Fit:
 
     def _patience_is_over(self) -> bool:
         patience = self.run.train.patience
+        assert patience is not None
         return self.valid is not None and 0 < patience <= self.progress.bad_epochs
 
     def _steps(self, epoch: int, skip: int) -> Iterator[np.ndarray]:

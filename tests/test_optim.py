@@ -7,7 +7,7 @@ import pytest
 import reference
 
 from lightctr_mpi import defaults, optim
-from lightctr_mpi.config import OptimizerOptions
+from lightctr_mpi.config import OptimizerOptions, TrainOptions
 from lightctr_mpi.registry import NAMES
 
 
@@ -138,3 +138,18 @@ def test_unset_options_take_the_defaults_of_the_model_and_set_ones_stay():
     assert (kept.lr, kept.l2, kept.alpha) == (0.7, 0.0, 0.7)
     with pytest.raises(ValueError, match="unset"):
         optim.build(OptimizerOptions(name="adagrad"))
+
+
+@pytest.mark.parametrize(
+    ("name", "epochs", "patience", "validated", "expected"),
+    [
+        ("lr", None, None, True, (100, 5)),
+        ("fm", None, None, True, (30, 2)),
+        ("ffm", None, None, False, (5, 2)),
+        ("lr", None, 0, True, (5, 0)),
+        ("lr", 7, 1, True, (7, 1)),
+    ],
+)
+def test_the_course_of_a_training_depends_on_the_model(name, epochs, patience, validated, expected):
+    found = defaults.course(TrainOptions(epochs=epochs, patience=patience), name, validated)
+    assert (found.epochs, found.patience) == expected

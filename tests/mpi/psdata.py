@@ -55,7 +55,12 @@ def gather(comm: Any) -> None:
 def run_of(name: str, optimizer: str, batch: int, epochs: int | None = None, **ps: Any) -> Run:
     model = ModelOptions(name=name, k=0 if name == "lr" else K, init_scale=0.3)
     train = TrainOptions(
-        sync="exact", batch_size=batch, epochs=epochs, shuffle=False, monitor="valid_logloss"
+        sync="exact",
+        batch_size=batch,
+        epochs=epochs,
+        shuffle=False,
+        patience=2,
+        monitor="valid_logloss",
     )
     return Run("ps", SEED, model=model, optimizer=OPTIMIZERS[optimizer], train=train, ps=PsOptions(**ps))
 

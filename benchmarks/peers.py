@@ -2,15 +2,18 @@
 
 Runs this program and those of ffm-train (libffm), xlearn_train (xLearn) and libFM that are on PATH in turn
 (A B A B ...) on the same rows, with the same numbers of epochs and threads, and prints learning speed (median
-over repeats of the median epoch), its ratio to each of the others, peak memory, and test logloss by epoch.
+over repeats of the median epoch), its ratio to each of the others and peak memory. Then each is judged once,
+untimed: logloss and AUC on the test rows after 1, 3 and 5 epochs (benchmarks/judging.py).
 `compact` is FFM with row-wise Adagrad and float16 weights; so named is also the column of its ratios.
 Without --train it makes rows of 39 fields by `synth`. FFM takes libffm's settings (no bias, no linear part,
-uniform start, rate 0.2, lambda 2e-5); else all have their defaults, but for k.
+uniform start, rate 0.2, lambda 2e-5, starting weights for keys that training lacks); else all have their
+defaults, but for k.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import re
@@ -18,15 +21,16 @@ import shutil
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import judging
 from common import count_rows, execute, no_core_files, without_fields
 
 LIBFFM_SETTINGS = (
     "--model.bias false --model.linear false --model.init uniform --model.share 0 "
-    "--optimizer.lr 0.2 --optimizer.l2 2e-5"
+    "--model.unseen start --optimizer.lr 0.2 --optimizer.l2 2e-5"
 )
 
 
@@ -49,101 +53,126 @@ class Job:
 
 @dataclass
 class Result:
-    """Rows per second of each epoch, test logloss by epoch, peak resident MB."""
+    """Rows per second of each epoch, peak resident MB."""
 
     rates: list[float] = field(default_factory=list)
-    logloss: list[float] = field(default_factory=list)
     memory: float = 0.0
 
 
-def ours(job: Job, judged: bool) -> Result:
+def ours(job: Job, more: str = "", valid: str = "") -> Result:
     words = ["train", "--data.train", str(job.train), "--model.name", job.model, "--out", f"{job.folder}/run"]
     words += ["--train.epochs", str(job.epochs), "--train.patience", "0", "--train.threads", str(job.threads)]
     words += [] if job.model == "lr" else ["--model.k", str(job.k)]
-    words += job.ours.split() + ["--checkpoint.every", "0", "--quiet"]
-    words += ["--data.valid", str(job.test)] if judged else []
+    words += [*job.ours.split(), *more.split(), "--checkpoint.every", "0", "--quiet"]
+    words += ["--data.valid", valid] if valid else []
     _, memory = execute([sys.executable, "-m", "lightctr_mpi", *words], job.folder)
     records = [json.loads(line) for line in (job.folder / "run/metrics.jsonl").read_text().splitlines()]
-    rates = [record["rows_per_second"] for record in records]
-    return Result(rates, [record["valid_logloss"] for record in records] if judged else [], memory)
+    return Result([record["rows_per_second"] for record in records], memory)
 
 
-def compact(job: Job, judged: bool) -> Result:
-    """This program with row-wise Adagrad and 16-bit weights."""
-    words = f"{job.ours} --optimizer.sums block --model.storage float16"
-    return ours(replace(job, ours=words), judged)
+def judge_ours(job: Job, epochs: Sequence[int], more: str = "") -> list[judging.Score]:
+    ours(replace(job, epochs=max(epochs)), more, str(job.test))
+    return judging.of_metrics(job.folder / "run/metrics.jsonl", epochs)
 
 
-def libffm(job: Job, judged: bool) -> Result:
+def libffm(job: Job) -> Result:
     command = ["ffm-train", "-k", str(job.k), "-t", str(job.epochs), "-s", str(job.threads)]
-    command += ["-p", str(job.test)] if judged else []
     text, memory = execute([*command, str(job.train), "libffm.model"], job.folder)
     lines = re.findall(r"^[ \t]*\d+((?:[ \t]+[\d.]+)+)[ \t]*$", text, re.M)
-    columns = [list(map(float, line.split())) for line in lines]
     # In tenths of a second: the epochs after the first are taken together.
-    ends = [column[-1] for column in columns]
+    ends = [float(line.split()[-1]) for line in lines]
     rate = job.rows * (len(ends) - 1) / max(ends[-1] - ends[0], 1e-9) if len(ends) > 1 else job.rows / ends[0]
-    return Result([rate], [column[1] for column in columns] if judged else [], memory)
+    return Result([rate], memory)
 
 
-def xlearn(job: Job, judged: bool) -> Result:
+def judge_libffm(job: Job, epochs: Sequence[int]) -> list[judging.Score]:
+    def train(number: int) -> None:
+        libffm(replace(job, epochs=number))
+        execute(["ffm-predict", str(job.test), "libffm.model", "libffm.out"], job.folder)
+
+    return judging.of_predictions(train, job.folder / "libffm.out", job.test, epochs)
+
+
+def xlearn(job: Job) -> Result:
     kind = {"lr": "0", "fm": "1", "ffm": "2"}[job.model]
-    train, test = (job.train, job.test) if job.model == "ffm" else (job.svm, job.svm_test)
+    train = job.train if job.model == "ffm" else job.svm
     command = ["xlearn_train", str(train), "-s", kind, "-e", str(job.epochs), "-k", str(max(job.k, 1))]
     command += ["-nthread", str(job.threads), "--dis-es", "-m", "xlearn.model"]
-    command += ["-v", str(test)] if judged else []
     text, memory = execute(command, job.folder)
     text = re.sub(r"\x1b\[[0-9;]*m", "", text)
     if "[ ERROR" in text:  # its exit code is 0
         raise SystemExit(text)
     lines = re.findall(r"^(?:\[ *\d+% *\])?[ \t]*\d+((?:[ \t]+[\d.]+)+)[ \t]*$", text, re.M)
-    columns = [list(map(float, line.split())) for line in lines]
-    rates = [job.rows / max(column[-1], 1e-9) for column in columns]
-    return Result(rates, [column[1] for column in columns] if judged else [], memory)
+    return Result([job.rows / max(float(line.split()[-1]), 1e-9) for line in lines], memory)
 
 
-def libfm(job: Job, judged: bool) -> Result:
+def judge_xlearn(job: Job, epochs: Sequence[int]) -> list[judging.Score]:
+    test = job.test if job.model == "ffm" else job.svm_test
+
+    def train(number: int) -> None:
+        xlearn(replace(job, epochs=number))
+        execute(["xlearn_predict", str(test), "xlearn.model", "--sigmoid", "-o", "xlearn.out"], job.folder)
+
+    return judging.of_predictions(train, job.folder / "xlearn.out", test, epochs)
+
+
+def libfm(job: Job, *more: str) -> Result:
     command = ["libFM", "-task", "c", "-method", "sgd", "-learn_rate", "0.05", "-init_stdev", "0.1"]
     command += ["-train", str(job.svm), "-test", str(job.svm_test), "-iter", str(job.epochs)]
-    command += ["-dim", f"1,1,{job.k}", "-rlog", "libfm.log"]
+    command += ["-dim", f"1,1,{job.k}", "-rlog", "libfm.log", *more]
     _, memory = execute(command, job.folder)
     head, *lines = (line.split("\t") for line in (job.folder / "libfm.log").read_text().splitlines())
     at = head.index("time_learn")
-    return Result([job.rows / max(float(line[at]), 1e-9) for line in lines], [], memory)
+    return Result([job.rows / max(float(line[at]), 1e-9) for line in lines], memory)
 
 
-Runner = Callable[[Job, bool], Result]
-PEERS: dict[str, tuple[str, tuple[str, ...], Runner]] = {  # name -> (program, models, runner)
-    "libffm": ("ffm-train", ("ffm",), libffm),
-    "xLearn": ("xlearn_train", ("lr", "fm", "ffm"), xlearn),
-    "libFM": ("libFM", ("fm",), libfm),
+def judge_libfm(job: Job, epochs: Sequence[int]) -> list[judging.Score]:
+    def train(number: int) -> None:
+        libfm(replace(job, epochs=number), "-out", "libfm.out")
+
+    return judging.of_predictions(train, job.folder / "libfm.out", job.svm_test, epochs)
+
+
+Runner = Callable[[Job], Result]
+Judge = Callable[[Job, Sequence[int]], list[judging.Score]]
+COMPACT = "--optimizer.sums block --model.storage float16"
+OURS: dict[str, tuple[Runner, Judge]] = {
+    "lightctr_mpi": (ours, judge_ours),
+    "compact": (functools.partial(ours, more=COMPACT), functools.partial(judge_ours, more=COMPACT)),
+}
+PEERS: dict[str, tuple[str, tuple[str, ...], Runner, Judge]] = {  # name -> (program, models, runner, judge)
+    "libffm": ("ffm-train", ("ffm",), libffm, judge_libffm),
+    "xLearn": ("xlearn_train", ("lr", "fm", "ffm"), xlearn, judge_xlearn),
+    "libFM": ("libFM", ("fm",), libfm, judge_libfm),
 }
 
 
-def compete(job: Job, repeat: int) -> None:
-    """Run all in turn and print their table."""
-    runners: dict[str, Runner] = {"lightctr_mpi": ours}
-    if job.model == "ffm":
-        runners["compact"] = compact
-    for name, (program, models, runner) in PEERS.items():
+def contestants(job: Job) -> dict[str, tuple[Runner, Judge]]:
+    found = {name: both for name, both in OURS.items() if name != "compact" or job.model == "ffm"}
+    for name, (program, models, *both) in PEERS.items():
         if job.model in models and shutil.which(program) and not (name == "libFM" and job.threads > 1):
-            runners[name] = runner
-    speeds: dict[str, list[float]] = {name: [] for name in runners}
+            found[name] = (both[0], both[1])
+    return found
+
+
+def compete(job: Job, repeat: int, judged: Sequence[int]) -> None:
+    """Run all in turn, judge each, and print their table."""
+    found = contestants(job)
+    speeds: dict[str, list[float]] = {name: [] for name in found}
     memory: dict[str, float] = {}
     for _ in range(repeat):
-        for name, runner in runners.items():
-            result = runner(job, False)
+        for name, (runner, _) in found.items():
+            result = runner(job)
             speeds[name].append(statistics.median(result.rates[1:] or result.rates))
             memory[name] = result.memory
-    for name, runner in runners.items():
+    about = f"{job.model} k={job.k}" if job.model != "lr" else "lr"
+    for name, (_, judge) in found.items():
         speed = statistics.median(speeds[name])
         ratio = statistics.median(speeds["lightctr_mpi"]) / speed
         fast = f"{statistics.median(speeds['compact']) / speed:.2f}" if "compact" in speeds else "-"
-        losses = runner(job, True).logloss
-        shown = " ".join(f"{loss:.4f}" for loss in losses) or "-"
-        about = f"{job.model} k={job.k}" if job.model != "lr" else "lr"
+        scores = judging.line(judge(job, judged)) if judged else "-"
         print(
-            f"{about:<9} {name:<13} {speed:>11,.0f} {ratio:>7.2f} {fast:>8} {memory[name]:>8,.0f}   {shown}",
+            f"{about:<9} {name:<13} {speed:>11,.0f} {ratio:>7.2f} {fast:>8} {memory[name]:>8,.0f}   {scores}",
             flush=True,
         )
 
@@ -159,6 +188,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--judge", type=int, nargs="*", default=[1, 3, 5], help="epochs; none: not judged")
     parser.add_argument("--ours", default="", help="more options of this program")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -173,12 +203,13 @@ def main() -> None:
         svm, svm_test = without_fields(train, folder / "train.svm"), without_fields(test, folder / "test.svm")
         rows = count_rows(train)
         print(f"{rows:,} rows, {args.epochs} epochs, {args.threads} threads, median of {args.repeat}")
-        print("model     program           rows/s   ratio  compact       MB   test logloss of each epoch")
+        judged = judging.head(args.judge) if args.judge else ""
+        print(f"model     program           rows/s   ratio  compact       MB   {judged}")
         for model in args.models:
             settings = LIBFFM_SETTINGS if model == "ffm" and not args.ours else args.ours
             for k in args.k if model != "lr" else [0]:
                 common = (train, test, svm, svm_test, args.epochs, args.threads, rows, folder, settings)
-                compete(Job(model, k, *common), args.repeat)
+                compete(Job(model, k, *common), args.repeat, args.judge)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ class Block:
         norms: float32[n] factor on the values of a row (instance normalisation), or None until computed.
         skipped: malformed rows that were dropped on request.
         has_labels: False when the input had no labels.
+        unseen: uint64[m] keys of the entries with id -1, in their order, or None where they count nothing.
     """
 
     indptr: np.ndarray
@@ -34,6 +35,7 @@ class Block:
     norms: np.ndarray | None = None
     skipped: int = 0
     has_labels: bool = True
+    unseen: np.ndarray | None = None
 
     @property
     def n_rows(self) -> int:
@@ -42,3 +44,22 @@ class Block:
     @property
     def nnz(self) -> int:
         return len(self.ids)
+
+    def part(self, a: int, b: int) -> Block:
+        """Rows a to b, as views, without `unseen` and `skipped`."""
+        first, end = int(self.indptr[a]), int(self.indptr[b])
+
+        def cut(array: np.ndarray | None, start: int, stop: int) -> np.ndarray | None:
+            return None if array is None else array[start:stop]
+
+        return Block(
+            self.indptr[a : b + 1] - first,
+            self.ids[first:end],
+            cut(self.fields, first, end),
+            cut(self.values, first, end),
+            self.labels[a:b],
+            cut(self.weights, a, b),
+            cut(self.groups, a, b),
+            cut(self.norms, a, b),
+            has_labels=self.has_labels,
+        )

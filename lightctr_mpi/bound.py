@@ -2,7 +2,7 @@
 
 A row store numbers its keys by its own dictionary. The model may know other keys (validation data, another
 day's training data), so ids and fields are translated on the way; unknown ones become -1 and contribute
-nothing, but still count in the row's instance normalisation.
+nothing, unless `start` is given, but still count in the row's instance normalisation.
 """
 
 from __future__ import annotations
@@ -42,12 +42,21 @@ class BoundRows:
         keys: uint64[n] sorted keys of the model.
         fields: int32[F] sorted field numbers of the model, or None for models without fields.
         norm: whether instance normalisation is on.
+        start: seed of the starting weights that unknown keys count with; None: they count nothing.
     """
 
-    def __init__(self, store: RowStore, keys: np.ndarray, fields: np.ndarray | None, norm: bool):
-        self.store, self.norm = store, norm
+    def __init__(
+        self,
+        store: RowStore,
+        keys: np.ndarray,
+        fields: np.ndarray | None,
+        norm: bool,
+        start: int | None = None,
+    ):
+        self.store, self.norm, self.start = store, norm, start
         self.n_rows = store.n_rows
         self._ids = translation(store.keys, keys)
+        self._tells_unseen = start is not None and self._ids is not None and bool((self._ids < 0).any())
         self._fields = None
         if fields is not None and store.fields is not None:
             self._fields = translation(store.fields, fields)
@@ -72,7 +81,9 @@ class BoundRows:
 
     def _finish(self, block: Block) -> Block:
         if self._ids is not None:
-            block.ids = rows_kernels.translate(block.ids, self._ids)
+            own, block.ids = block.ids, rows_kernels.translate(block.ids, self._ids)
+            if self._tells_unseen:
+                block.unseen = self.store.keys[own[block.ids < 0]]
         if not self._with_fields:
             block.fields = None
         elif self._fields is not None and block.fields is not None:
@@ -87,13 +98,18 @@ class BoundRoles(Mapping[str, BoundRows]):
     """Rows by role (train, valid, test), bound when they are first asked for: not every rank asks.
 
     Args:
-        stores: role -> rows; keys, fields, norm: as for BoundRows.
+        stores: role -> rows; keys, fields, norm, start: as for BoundRows.
     """
 
     def __init__(
-        self, stores: Mapping[str, RowStore], keys: np.ndarray, fields: np.ndarray | None, norm: bool
+        self,
+        stores: Mapping[str, RowStore],
+        keys: np.ndarray,
+        fields: np.ndarray | None,
+        norm: bool,
+        start: int | None = None,
     ):
-        self._stores, self._how = stores, (keys, fields, norm)
+        self._stores, self._how = stores, (keys, fields, norm, start)
         self._bound: dict[str, BoundRows] = {}
 
     def __getitem__(self, role: str) -> BoundRows:

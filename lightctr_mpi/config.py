@@ -108,6 +108,11 @@ class ModelOptions:
         "ffm: part of the summed gradient of a feature's blocks that moves each of them; 0: as libffm",
         range=Range(0, 1000),
     )
+    unseen: str = option(
+        "skip",
+        "keys that training lacks: skip, they count nothing; start: they count with their starting weights",
+        choices=("skip", "start"),
+    )
 
 
 @dataclass(frozen=True)
@@ -291,6 +296,7 @@ OWNERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "model.init": ("model.name", ("fm", "ffm")),
     "model.init_scale": ("model.name", ("fm", "ffm")),
     "model.share": ("model.name", ("ffm",)),
+    "model.unseen": ("model.name", ("fm", "ffm")),
     "optimizer.init": ("optimizer.name", ("adagrad",)),
     "optimizer.sums": ("optimizer.name", ("adagrad",)),
     "optimizer.alpha": ("optimizer.name", ("ftrl",)),
@@ -330,6 +336,11 @@ def check(run: Run) -> None:
         raise UserError(f"model.storage = {run.model.storage} needs optimizer.sums = block")
     _check_monitor(run)
     _check_ps(run.ps)
+    if run.model.unseen == "start" and (run.ps.admit_after > 1 or run.ps.evict_age):
+        raise UserError(
+            "model.unseen = start: a key without parameters would count with starting weights, which "
+            "ps.admit_after and ps.evict_age are to prevent"
+        )
     _check_node(run)
 
 

@@ -88,7 +88,8 @@ class Job:
         self._stop_early()
         roles = {"train": train, "valid": valid, "test": test}
         given = {role: rows for role, rows in roles.items() if rows is not None}
-        bound = BoundRoles(given, keys, fields, run.model.norm)
+        start = run.seed if run.model.unseen == "start" else None
+        bound = BoundRoles(given, keys, fields, run.model.norm, start)
 
         def conduct(store: Store) -> None:
             if source is not None:
@@ -171,7 +172,7 @@ class Job:
         run, folder = self.run, self.folder
         meta = ModelMeta(
             config_toml=options.to_toml(run),
-            model=dataclasses.asdict(run.model),
+            model=dataclasses.asdict(run.model) | {"seed": run.seed},
             optimizer=dataclasses.asdict(run.optimizer),
             reader=self.data.settings,
             hashing_seed=int(self.data.settings.get("hashing_seed", 0)),

@@ -12,12 +12,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from . import checkpoint, models, options
+from . import checkpoint, models, optim, options, unseen
 from .block import Block
 from .checkpoint import Checkpoint
 from .checkpoint.into import Map, read_into
 from .comm import agreed, allgather_sizes, rank_of, size_of
-from .config import ModelOptions
+from .compact import build_model, build_shard
+from .config import ModelOptions, OptimizerOptions
 from .errors import Diverged, UserError
 from .input import LAST, Text, prepare, reader_of, rowstore_path, spare_inputs, worked_rounds
 from .kernels import losses, sparse
@@ -62,6 +63,13 @@ class Scorer:
             read_into(source, f"parameters/{name}", self.rows[:, columns], place, map_pieces)
         if self.model.bias:
             self.bias[:] = source.read("parameters/bias")
+        self.seed = meta.model["seed"] if self.options.unseen == "start" else None
+
+    def warm(self) -> None:
+        """Compile what scores."""
+        warm_scoring(self.model)
+        if self.seed is not None:
+            self._start(np.zeros(1, np.uint64))
 
     def logits(self, block: Block) -> np.ndarray:
         """float32[n] of a Block with compact ids (-1: unseen)."""
@@ -71,8 +79,14 @@ class Scorer:
         if self.fields is None:
             block.fields = None
         logit = np.empty(block.n_rows, np.float32)
-        self.model.forward(block, self.rows, block.ids, self.bias, logit)
+        unseen.forward(self.model, block, self.rows, block.ids, self.bias, logit, self._start)
         return logit
+
+    def _start(self, keys: np.ndarray) -> np.ndarray:
+        """float32[m, width]: weights that keys without a row had when the training began."""
+        kept = OptimizerOptions(sums="weight" if self.options.storage == "float32" else "block")
+        model = build_model(self.options, kept, self.model.n_fields, self.options.loss)
+        return build_shard(model, optim.build(kept, self.options.name), keys, self.seed).weights(0, len(keys))
 
     def probabilities(self, logit: np.ndarray) -> np.ndarray:
         """float32[n]: probability of a click, or the predicted value under squared loss."""
@@ -163,7 +177,7 @@ class _Scored:
 
         As many rounds on all ranks. `finish` may run in several threads at once.
         """
-        once_per_node(self.world, lambda: warm_scoring(self.scorer.model))
+        once_per_node(self.world, self.scorer.warm)
         yield from self._stored_rounds(finish) if self.stored else self._text_rounds(finish)
         self.counts = allgather_sizes(self.comm, *self.counts.tolist()).reshape(-1, 4).sum(axis=0)
 
@@ -179,7 +193,10 @@ class _Scored:
 
             def work(unit: Unit, data: bytes) -> tuple[np.ndarray, T]:
                 block, counts = reader.parse(data, text.source.where(unit)), np.zeros(4, np.int64)
-                block.ids, block.fields = look_up(block.indptr, block.ids, block.fields, counts)
+                keys = block.ids
+                block.ids, block.fields = look_up(block.indptr, keys, block.fields, counts)
+                if self.scorer.seed is not None:
+                    block.unseen = keys[block.ids < 0]
                 counts[3] = block.skipped
                 return counts, finish(block, self.scorer.logits(block))
 
@@ -200,7 +217,8 @@ class _Scored:
             self._check_fields(store.meta.has_fields or not store.n_rows)
             if self.world.rank == 0:
                 check_labels(store, self.scorer.options.loss)
-        bound = BoundRows(store, self.scorer.keys, self.scorer.fields, self.scorer.options.norm)
+        scorer = self.scorer
+        bound = BoundRows(store, scorer.keys, scorer.fields, scorer.options.norm, scorer.seed)
         size, rank = size_of(self.comm), rank_of(self.comm)
         for first in range(0, max(store.n_rows, 1), STORE_ROWS * size):
             a = min(first + rank * STORE_ROWS, store.n_rows)
@@ -232,14 +250,15 @@ class _Scored:
         return dict(zip(names, self.counts.tolist(), strict=True))
 
     def say_what_was_unseen(self, stream: Any) -> None:
-        """Unknown features contribute nothing, which is right but should not go unnoticed."""
+        """What a model does not know should not go unnoticed."""
         if self.world.rank:
             return
         rows, features, fields, skipped = self.counts.tolist()
         if rows:
+            what, of_fields = f"lightctr_mpi: {features:,} values of features", f"{fields:,} of fields"
+            count = " count with their starting weights," if self.scorer.seed is not None else ""
             stream.write(
-                f"lightctr_mpi: {features:,} values of features and {fields:,} of fields that the model has "
-                f"not seen count as 0 ({rows:,} rows)\n"
+                f"{what}{count} and {of_fields} that the model has not seen count as 0 ({rows:,} rows)\n"
             )
         if skipped:
             stream.write(f"lightctr_mpi: {skipped:,} malformed rows were skipped\n")

@@ -7,6 +7,8 @@ of its own, for the owned range of keys only.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from .kernels import rows as rows_kernels
@@ -68,6 +70,10 @@ class Shard:
         model.init_rows(self.rows, keys, seed)
         optimizer.init_state(self.rows_of_state(0, self.end - self.first), self.weights(self.first, self.end))
         optimizer.init_state(self.bias[None, 1:], self.bias[None, :1])
+
+    def starter(self, seed: int | None) -> Callable[[np.ndarray], np.ndarray]:
+        """A function from any keys (uint64[m]) to their starting weights, laid out as `rows`."""
+        return lambda keys: type(self)(self.model, self.optimizer, keys, seed).rows
 
     def weights(self, a: int, b: int) -> np.ndarray:
         """float32[b - a, width] view of the weights of rows a to b."""

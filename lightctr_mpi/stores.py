@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from . import modelfile
+from . import modelfile, unseen
 from .block import Block
 from .bound import BoundRows
 from .checkpoint import Checkpoint, ModelMeta
@@ -124,11 +124,12 @@ class Local:
 
     def evaluate(self, data: BoundRows, loss: str) -> dict[str, Any]:
         shard, tally = self.shard, Tally(loss)
+        start = shard.starter(data.start)
         a, b = self.part(data.n_rows)
-        for start in range(a, b, EVALUATION_ROWS):
-            block = data.slice(start, min(start + EVALUATION_ROWS, b))
+        for first in range(a, b, EVALUATION_ROWS):
+            block = data.slice(first, min(first + EVALUATION_ROWS, b))
             logit = np.empty(block.n_rows, np.float32)
-            shard.model.forward(block, shard.rows, block.ids, shard.bias, logit)
+            unseen.forward(shard.model, block, shard.rows, block.ids, shard.bias, logit, start)
             tally.add(logit, block.labels, block.weights, block.groups)
         tally.merge(self.comm)
         return tally.result()

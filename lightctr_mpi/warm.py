@@ -138,7 +138,7 @@ def warm_scoring(model: Model) -> None:
 class _Tiny:
     """Four rows of three features, in place of BoundRows."""
 
-    n_rows = 4
+    n_rows, start = 4, None
 
     def __init__(self, model: Model):
         n_fields = max(model.n_fields, 1)

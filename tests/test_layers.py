@@ -20,7 +20,7 @@ TIERS = (
     {"kernels", "block", "comm"},
     {"models", "optim", "codecs", "readers", "scores", "metrics", "planted"},
     {"rowstore", "checkpoint", "shard", "compact", "report"},
-    {"bound", "modelfile", "stores", "input"},
+    {"bound", "modelfile", "stores", "input", "unseen"},
     {"ring", "ps", "train"},
 )
 STANDARD_LIBRARY_ONLY = TIERS[0] | TIERS[1]  # so that --help and errors are instant

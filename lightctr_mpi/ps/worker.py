@@ -13,15 +13,18 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
+from .. import unseen
 from ..bound import BoundRows
 from ..config import Run
 from ..metrics import Tally
 from ..models.base import Model
 from ..optim.base import Optimizer
+from ..shard import Shard
 from ..stores import EVALUATION_ROWS, add_gradient
 from .client import SCORING_CLOCK, Batch, Client
 from .mail import Mail
 from .protocol import (
+    NO_KEYS,
     SCORING,
     URGENT,
     Kind,
@@ -194,9 +197,10 @@ class Worker:
         data, loss = self.rows[role], self.run.model.loss
         self.signs.doing = f"scoring the {role} rows"
         tally = Tally(loss)
+        start = Shard(self.model, self.optimizer, NO_KEYS, None).starter(data.start)
         for batch in self._pulled_ahead(self._scoring(data)):
             logit = np.empty(batch.block.n_rows, np.float32)
-            self.model.forward(batch.block, batch.rows, batch.local, batch.bias, logit)
+            unseen.forward(self.model, batch.block, batch.rows, batch.local, batch.bias, logit, start)
             tally.add(logit, batch.block.labels, batch.block.weights, batch.block.groups)
             self.signs.beat()
         self.signs.doing = f"waiting for the other workers to score the {role} rows"

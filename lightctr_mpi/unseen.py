@@ -15,7 +15,7 @@ from .block import Block
 from .kernels.memory import alloc_rows, row_stride
 from .models.base import Model
 
-PIECE_ROWS = 512  # scored with a table of their own: in memory, their keys times a row
+PIECE_ROWS = 2048  # scored with a table of their own: in memory, their keys times a row
 
 
 Start = Callable[[np.ndarray], np.ndarray]  # keys uint64[m] -> their starting weights, float32[m, ...]

@@ -429,6 +429,8 @@ def runs(draw):
         of_wire = ("ring.codec", "ring.top_k", "ring.dense_above")
         flat |= {key: OPTIONS[key].default for key in of_wire}
     flat["ps.evict_age"] = flat["ps.evict_age"] or int(flat["ps.evict_hits"] > 0)
+    if flat["ps.admit_after"] > 1 or flat["ps.evict_age"]:
+        flat["model.unseen"] = "skip"
     flat["ps.slow"] = draw(st.just("") | st.builds("{}:{}".format, st.integers(0, 9), st.integers(1, 9)))
     run = Run(**{key: value for key, value in flat.items() if "." not in key})
     for section in {option.section for option in OPTIONS.values()} - {""}:

@@ -35,8 +35,8 @@ class CompactFFM(FieldAwareFactorizationMachine):
             raise UserError(f"optimizer.sums = block needs model.k = 2, 4 or a multiple of 8, not {self.k}")
         self.kind = KINDS[options.storage]
         self.sum_columns = round_up(n_fields)
-        numbers = n_fields * self.k  # two of them to a column if they have 16 bits
-        self.line = self.sum_columns + (numbers if self.kind not in (FLOAT16, BFLOAT16) else -(-numbers // 2))
+        numbers = self.sum_columns * self.k  # two of them to a column if they have 16 bits
+        self.line = self.sum_columns + (numbers // 2 if self.kind in (FLOAT16, BFLOAT16) else numbers)
         share = np.float32(options.share)
         self._places = (n_fields, self.k, int(self.linear), share, self.sum_columns, self.line)
 
@@ -73,6 +73,8 @@ class CompactShard(Shard):
         self.rows = alloc_rows(len(keys), stride_of(model, optimizer)) if arrays is None else arrays[0]
         self.state, self.state_col = self.rows, 0
         self.bias = np.zeros(1 + optimizer.slots, np.float32) if arrays is None else arrays[1]
+        if seed is not None or arrays is None:
+            self.rows[:, model.n_fields : model.sum_columns] = 1.0  # of no field; roots are taken of them
         if seed is None:
             return
         optimizer.init_state(self.bias[None, 1:], self.bias[None, :1])

@@ -21,3 +21,23 @@ def fetch_entries(table, ids, a, b, columns):
         start = np.int64(ids[e]) * stride
         for c in range(0, columns, LINE):
             prefetch(table, start + c)
+
+
+@inline
+def fetch_row(csr, target, i, use_fields):
+    """Ask for what the row i of data itself consists of: rows are visited in random order.
+
+    csr: indptr, ids, fields, values, norms; target: labels, weights. Bounds of the row have to be at hand.
+    """
+    (indptr, ids, fields, values, norms), (labels, weights) = csr, target
+    a, b = indptr[i], indptr[i + 1]
+    for e in range(a, b + LINE - 1, LINE):
+        prefetch(ids, e)
+        if use_fields:
+            prefetch(fields, e)
+        if values.size > 0:
+            prefetch(values, e)
+    prefetch(norms, i)
+    prefetch(labels, i)
+    if weights.size > 0:
+        prefetch(weights, i)

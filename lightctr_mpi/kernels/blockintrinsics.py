@@ -215,6 +215,23 @@ spread4 = _make_shuffle(F32X2, F32X8, [0] * 4 + [1] * 4)
 lane0, lane1, lane2, lane3 = (_make_shuffle(F32X4, F32X8, [i] * 8) for i in range(4))
 swap8 = _make_shuffle(F32X8, F32X8, [4, 5, 6, 7, 0, 1, 2, 3])
 swap4 = _make_shuffle(F32X4, F32X4, [2, 3, 0, 1])
+swap2 = _make_shuffle(F32X8, F32X8, [2, 3, 0, 1, 6, 7, 4, 5])
+# Within halves of 4 lanes, which takes one instruction: neighbours of both vectors, lanes twice or four times.
+pairs_even, pairs_odd = (
+    _make_shuffle(F32X8, F32X8, [lane + i for lane in (0, 2, 8, 10, 4, 6, 12, 14)]) for i in (0, 1)
+)
+low_twice, high_twice = (
+    _make_shuffle(F32X8, F32X8, [lane + i for lane in (0, 0, 1, 1, 4, 4, 5, 5)]) for i in (0, 2)
+)
+each0, each1, each2, each3 = (_make_shuffle(F32X8, F32X8, [i] * 4 + [i + 4] * 4) for i in range(4))
+# Across halves: from the order of blocks to that of `pairs_even` (k = 2: its own inverse; k = 4) and back.
+cross = _make_shuffle(F32X8, F32X8, [0, 1, 4, 5, 2, 3, 6, 7])
+apart, together = (
+    _make_shuffle(F32X8, F32X8, lanes) for lanes in ([0, 2, 4, 6, 1, 3, 5, 7], [0, 4, 1, 5, 2, 6, 3, 7])
+)
+low_halves, high_halves = (
+    _make_shuffle(F32X8, F32X8, [i, i + 1, i + 2, i + 3, i + 8, i + 9, i + 10, i + 11]) for i in (0, 4)
+)
 repeat2 = _make_shuffle(F32X2, F32X8, [0, 1] * 4)
 double2 = _make_shuffle(F32X2, F32X4, [0, 0, 1, 1])
 

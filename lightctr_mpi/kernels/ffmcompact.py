@@ -22,8 +22,8 @@ from functools import cache
 
 import numpy as np
 
-from . import blocks, ffmshare, simd
-from .ahead import fetch_entries
+from . import blocks, ffmfull, ffmshare, simd
+from .ahead import fetch_entries, fetch_row
 from .blocks import (
     FLOAT32,
     both2,
@@ -36,6 +36,7 @@ from .blocks import (
     store8,
 )
 from .ffm import longest_row
+from .ffmfull import turning_space
 from .ffmpairs import pull_of
 from .jit import inline, jit
 from .losses import point_loss, point_slope
@@ -47,8 +48,8 @@ AHEAD = 2  # rows of data by which memory is asked for in advance
 
 @inline
 def _list_row(a, b, r, csr, stride, sums, kind, work):
-    """Fill the work space. Returns the number of entries, and whether entry t is the one of field t for
-    all."""
+    """Fill the work space. Returns the number of entries, and whether entry t is the one of field t for all
+    t."""
     _, ids, fields, values, _ = csr
     bw, ba, fs, x = work[0], work[1], work[2], work[3]
     n, ordered = 0, True
@@ -111,82 +112,33 @@ def _dot(kind, k, use_share, table, t, u, work):
 
 
 @inline
-def _logit(kind, k, use_share, n, ordered, table, work, linear, line):
-    """Pairs and linear part of a listed row; fills `shared`, not yet times the slope of the loss."""
-    bw, ba, _, x, _, _, shared, _ = work
-    z = ZERO
+def _logit(kind, k, use_share, n, table, work):
+    """The pairs of a listed row; fills `shared`, not yet times the slope of the loss."""
+    x, shared, z = work[3], work[6], ZERO
     if use_share:
         for c in range(n * k):
             shared[c] = ZERO
     for t in range(n):
-        u, sum8 = t + 1, simd.splat8(ZERO)
-        if ordered and k < 8:
-            of_t = simd.splat8(ZERO)
-            while u + 8 // k <= n:
-                mine = load8(kind, table, bw[t] + k * u)
-                others = simd.mul(spread_values(k, x, u), gather8(kind, k, table, bw, u, k * t))
-                sum8 = simd.fma(mine, others, sum8)
-                if use_share:
-                    of_t = simd.add(of_t, others)
-                    of_u = simd.fma(simd.splat8(x[t]), mine, simd.load8(shared, k * u))
-                    simd.store8(shared, k * u, of_u)
-                u += 8 // k
-            if use_share:
-                ffmshare.fold(k, of_t, shared, t)
-        dots = simd.total8(sum8)
-        while u < n:
+        dots = ZERO
+        for u in range(t + 1, n):
             dots += x[u] * _dot(kind, k, use_share, table, t, u, work)
-            u += 1
         z += x[t] * dots
-        if linear:
-            z += x[t] * table[ba[t] + line]
     return z
 
 
 @inline
-def _parts(ordered, t, u, fs, counts):
-    """The parts of shared[t] and shared[u] that the pair of t and u takes: others share it among them."""
-    if ordered:
-        return ONE, ONE
-    same = fs[t] == fs[u]
-    return ONE / np.float32(counts[fs[u]] - same), ONE / np.float32(counts[fs[t]] - same)
+def _linear_logit(n, table, work, line):
+    ba, x, z = work[1], work[3], ZERO
+    for t in range(n):
+        z += x[t] * table[ba[t] + line]
+    return z
 
 
 @inline
-def _learn_blocks(kind, k, use_l1, use_share, t, u, kf, table, work, rate, l28, l18, dither):
-    """The pairs of entry t with the entries of the fields u to u + 8 / k - 1; k = 2, 4."""
-    bw, ba, _, x, _, _, shared, _ = work
-    mine, others = load8(kind, table, bw[t] + k * u), gather8(kind, k, table, bw, u, k * t)
-    kx8 = simd.mul(simd.splat8(kf), spread_values(k, x, u))
-    g = simd.fma(kx8, others, pull_of(l28, l18, use_l1, mine))
-    h = simd.fma(kx8, mine, pull_of(l28, l18, use_l1, others))
-    if use_share:
-        g, h = simd.add(g, repeat_block(k, shared, k * t)), simd.add(h, simd.load8(shared, k * u))
-    g2, h2 = simd.mul(g, g), simd.mul(h, h)
-    twos = simd.add(blocks.even8(g2, h2), blocks.odd8(g2, h2))
-    if k == 2:
-        s = simd.join(simd.load4(table, ba[t] + u), blocks.floats4(table, ba, u, t))
-        s = simd.fma(twos, simd.splat8(np.float32(0.5)), s)
-        simd.store4(table, ba[t] + u, simd.low(s))
-        blocks.put_floats4(table, ba, u, t, simd.high(s), simd.high(s))
-        step = simd.div(simd.splat8(rate), simd.sqrt(s))
-        step_g = blocks.spread2(simd.low(step), simd.low(step))
-        step_h = blocks.spread2(simd.high(step), simd.high(step))
-    else:
-        fours = simd.add(blocks.even4(twos, twos), blocks.odd4(twos, twos))
-        s4 = blocks.join2(blocks.load2(table, ba[t] + u), blocks.floats2(table, ba, u, t))
-        s4 = simd.fma(fours, simd.splat4(np.float32(0.25)), s4)
-        first, second = blocks.low2(s4, s4), blocks.high2(s4, s4)
-        blocks.store2(table, ba[t] + u, first, first)
-        blocks.put_floats2(table, ba, u, t, second, second)
-        step4 = simd.div(simd.splat4(rate), simd.sqrt(s4))
-        first, second = blocks.low2(step4, step4), blocks.high2(step4, step4)
-        step_g, step_h = blocks.spread4(first, first), blocks.spread4(second, second)
-    dither = blocks.next_dither(dither)
-    store8(kind, table, bw[t] + k * u, simd.sub(mine, simd.mul(step_g, g)), dither)
-    dither = blocks.next_dither(dither)
-    scatter8(kind, k, table, bw, u, k * t, simd.sub(others, simd.mul(step_h, h)), dither)
-    return dither
+def _parts(t, u, fs, counts):
+    """The parts of shared[t] and shared[u] that the pair of t and u takes: others share it among them."""
+    same = fs[t] == fs[u]
+    return ONE / np.float32(counts[fs[u]] - same), ONE / np.float32(counts[fs[t]] - same)
 
 
 @inline
@@ -279,93 +231,14 @@ def _learn_long(kind, k, use_l1, use_share, t, u, parts, kx, table, work, rate, 
 
 
 @inline
-def _learn_two(kind, k, use_l1, use_share, t, u, kf, table, work, rate, l28, l18, dither):
-    """The pairs of entry t with u and u + 1, of the fields of the same numbers; k a multiple of 8."""
-    bw, ba, _, x, _, _, shared, _ = work
-    parts, to, up = (ONE, ONE), k * t, k * u
-    at, first, second = bw[t] + k * u, bw[u] + k * t, bw[u + 1] + k * t
-    x0, x1 = simd.splat8(kf * x[u]), simd.splat8(kf * x[u + 1])
-    zero = simd.splat8(ZERO)
-    g2, h2, p2, q2 = zero, zero, zero, zero
-    for d in range(0, k, 8):
-        a, b, g, h = _slopes(
-            kind, use_l1, use_share, x0, table, at + d, first + d, shared, to + d, up + d, parts, l28, l18
-        )
-        c, e, p, q = _slopes(
-            kind,
-            use_l1,
-            use_share,
-            x1,
-            table,
-            at + k + d,
-            second + d,
-            shared,
-            to + d,
-            up + k + d,
-            parts,
-            l28,
-            l18,
-        )
-        g2, h2, p2, q2 = simd.fma(g, g, g2), simd.fma(h, h, h2), simd.fma(p, p, p2), simd.fma(q, q, q2)
-    mine = simd.add(blocks.even8(g2, p2), blocks.odd8(g2, p2))
-    others = simd.add(blocks.even8(h2, q2), blocks.odd8(h2, q2))
-    twos = simd.add(blocks.even8(mine, others), blocks.odd8(mine, others))
-    fours = simd.add(blocks.even4(twos, twos), blocks.odd4(twos, twos))  # of g, p, h, q
-    s4 = blocks.join2(blocks.load2(table, ba[t] + u), blocks.floats2(table, ba, u, t))
-    s4 = simd.fma(fours, simd.splat4(np.float32(1 / k)), s4)
-    blocks.store2(table, ba[t] + u, blocks.low2(s4, s4), blocks.low2(s4, s4))
-    blocks.put_floats2(table, ba, u, t, blocks.high2(s4, s4), blocks.high2(s4, s4))
-    step = simd.div(simd.splat4(rate), simd.sqrt(s4))
-    step_g, step_p = blocks.lane0(step, step), blocks.lane1(step, step)
-    step_h, step_q = blocks.lane2(step, step), blocks.lane3(step, step)
-    if k == 8:
-        dither = _move_both(kind, table, at, first, a, b, g, h, step_g, step_h, dither)
-        dither = _move_both(kind, table, at + k, second, c, e, p, q, step_p, step_q, dither)
-    else:
-        for d in range(0, k, 8):
-            a, b, g, h = _slopes(
-                kind, use_l1, use_share, x0, table, at + d, first + d, shared, to + d, up + d, parts, l28, l18
-            )
-            dither = _move_both(kind, table, at + d, first + d, a, b, g, h, step_g, step_h, dither)
-        for d in range(0, k, 8):
-            a, b, g, h = _slopes(
-                kind,
-                use_l1,
-                use_share,
-                x1,
-                table,
-                at + k + d,
-                second + d,
-                shared,
-                to + d,
-                up + k + d,
-                parts,
-                l28,
-                l18,
-            )
-            dither = _move_both(kind, table, at + k + d, second + d, a, b, g, h, step_p, step_q, dither)
-    return dither
-
-
-@inline
-def _learn(kind, k, use_l1, use_share, n, ordered, kappa, table, work, rate, penalty, dither):
+def _learn(kind, k, use_l1, use_share, n, kappa, table, work, rate, penalty, dither):
     """One step on the blocks of all pairs of a listed row."""
     bw, ba, fs, x, pair, sums, _, counts = work
     l28, l18 = simd.splat8(penalty[0]), simd.splat8(penalty[1])
+    _count(n, fs, counts)
     for t in range(n):
-        kf, u = kappa * x[t], t + 1
-        if ordered and k < 8:
-            while u + 8 // k <= n:
-                dither = _learn_blocks(
-                    kind, k, use_l1, use_share, t, u, kf, table, work, rate, l28, l18, dither
-                )
-                u += 8 // k
-        elif ordered:
-            while u + 2 <= n:
-                dither = _learn_two(kind, k, use_l1, use_share, t, u, kf, table, work, rate, l28, l18, dither)
-                u += 2
-        while u < n:
-            parts, kx = _parts(ordered, t, u, fs, counts), kf * x[u]
+        for u in range(t + 1, n):
+            parts, kx = _parts(t, u, fs, counts), kappa * x[t] * x[u]
             if k < 8:
                 pair[0], pair[1] = bw[t] + k * fs[u], bw[u] + k * fs[t]
                 sums[0], sums[1] = ba[t] + fs[u], ba[u] + fs[t]
@@ -376,7 +249,6 @@ def _learn(kind, k, use_l1, use_share, n, ordered, kappa, table, work, rate, pen
                 dither = _learn_long(
                     kind, k, use_l1, use_share, t, u, parts, kx, table, work, rate, l28, l18, dither
                 )
-            u += 1
 
 
 @inline
@@ -416,19 +288,24 @@ def make_sweep(loss: int, use_l1: int, use_bias: int, use_share: int, kind: int,
     @jit
     def sweep(csr, target, order, rows, shape, bias, hyper, penalty, sums):
         (indptr, ids, _, _, norms), (labels, weights) = csr, target
-        n_fields, width, linear, share, square_columns, line = shape
-        stride, table = rows.shape[1], rows.reshape(rows.size)
-        work = _work_space(longest_row(indptr, order), n_fields, width)
+        n_fields, width, linear, share, a, line = shape
+        stride, table, rate = rows.shape[1], rows.reshape(rows.size), hyper[0]
+        work, turned = _work_space(longest_row(indptr, order), n_fields, width), turning_space(a, k)
+        places = work[0], work[1], work[3]
         loss_sum, weight_sum = 0.0, 0.0
         for p in range(len(order)):
-            i = order[p]
-            if p + AHEAD < len(order):
-                later = order[p + AHEAD]
+            i, later = order[p], order[min(p + AHEAD, len(order) - 1)]
+            simd.prefetch(indptr, order[min(p + 3 * AHEAD, len(order) - 1)])
+            fetch_row(csr, target, order[min(p + 2 * AHEAD, len(order) - 1)], True)
+            n, ordered = _list_row(indptr[i], indptr[i + 1], norms[i], csr, stride, a, kind, work)
+            full = ordered and n == n_fields and len(turned[0]) > 0
+            if full:
+                z = ffmfull.fill(kind, k, n, a, work[0], work[3], table, turned)
+            else:
                 fetch_entries(rows, ids, indptr[later], indptr[later + 1], stride)
-            n, ordered = _list_row(
-                indptr[i], indptr[i + 1], norms[i], csr, stride, square_columns, kind, work
-            )
-            z = _logit(kind, k, use_share, n, ordered, table, work, linear, line)
+                z = _logit(kind, k, use_share, n, table, work)
+            if linear:
+                z += _linear_logit(n, table, work, line)
             if use_bias:
                 z += bias[0]
             weight = np.float64(weights[i]) if weights.size > 0 else 1.0
@@ -437,13 +314,17 @@ def make_sweep(loss: int, use_l1: int, use_bias: int, use_share: int, kind: int,
             kappa = np.float32(weight * point_slope(loss, z, labels[i]))
             last = table[work[1][0] + work[2][n - 1]] if n > 0 else ONE  # a sum that this row lets grow
             dither = blocks.start_dither(np.uint32(i), last)
-            if not ordered:
-                _count(n, work[2], work[7])
-            if use_share:
-                ffmshare.scale(n, k, share * kappa, work[3], work[6])
-            _learn(kind, k, use_l1, use_share, n, ordered, kappa, table, work, hyper[0], penalty, dither)
+            if full:
+                ffmfull.learn(
+                    kind, k, use_l1, use_share, n, a, kappa, share, places, rows, table, turned, rate, penalty,
+                    dither, ids, indptr[later],
+                )
+            else:
+                if use_share:
+                    ffmshare.scale(n, k, share * kappa, work[3], work[6])
+                _learn(kind, k, use_l1, use_share, n, kappa, table, work, rate, penalty, dither)
             if linear:
-                _learn_linear(use_l1, n, kappa, table, work, line, hyper[0], penalty)
+                _learn_linear(use_l1, n, kappa, table, work, line, rate, penalty)
             if use_bias:
                 step_bias(ADAGRAD, bias, kappa, hyper)
         sums[0] += loss_sum
@@ -459,15 +340,20 @@ def make_forward(kind: int, k: int):
     @jit
     def forward(csr, rows, shape, b0, logit):
         indptr, ids, _, _, norms = csr
-        n_fields, width, linear, _, square_columns, line = shape
+        n_fields, width, linear, _, a, line = shape
         stride, table = rows.shape[1], rows.reshape(rows.size)
-        work = _work_space(longest_row(indptr, np.arange(len(indptr) - 1)), n_fields, width)
+        longest = longest_row(indptr, np.arange(len(indptr) - 1))
+        work, turned = _work_space(longest, n_fields, width), turning_space(a, k)
         for i in range(len(logit)):
             if i + AHEAD < len(logit):
                 fetch_entries(rows, ids, indptr[i + AHEAD], indptr[i + AHEAD + 1], stride)
-            n, ordered = _list_row(
-                indptr[i], indptr[i + 1], norms[i], csr, stride, square_columns, kind, work
-            )
-            logit[i] = b0 + _logit(kind, k, False, n, ordered, table, work, linear, line)
+            n, ordered = _list_row(indptr[i], indptr[i + 1], norms[i], csr, stride, a, kind, work)
+            if ordered and n == n_fields and len(turned[0]) > 0:
+                z = ffmfull.fill(kind, k, n, a, work[0], work[3], table, turned)
+            else:
+                z = _logit(kind, k, False, n, table, work)
+            if linear:
+                z += _linear_logit(n, table, work, line)
+            logit[i] = b0 + z
 
     return forward

@@ -11,6 +11,7 @@ FLOAT32, FLOAT16, BFLOAT16 = 0, 1, 2
 _FLOAT, _I32 = ir.FloatType(), ir.IntType(32)
 _ELEMENT = {FLOAT32: _FLOAT, FLOAT16: ir.HalfType(), BFLOAT16: ir.IntType(16)}
 _BITS = {FLOAT32: 32, FLOAT16: 16, BFLOAT16: 16}
+_CUT = {FLOAT16: 13, BFLOAT16: 16}  # bits of the mantissa that are lost
 F32X2 = Vector(2)
 _VECTORS = {2: F32X2, 4: F32X4, 8: F32X8}
 _STEP = 0x9E3779B1  # 2^32 divided by the golden ratio: an additive sequence of low discrepancy
@@ -28,14 +29,13 @@ def _widen(builder, raw, lanes, kind):
     return raw
 
 
-def _narrow(builder, value, dither, lanes, kind):
+def _narrow(builder, value, noise, lanes, kind):
     """Stored lanes of float32 ones, rounded up with the probability of what is cut off."""
     if kind == FLOAT32:
         return value
     ints = ir.VectorType(_I32, lanes)
-    cut = 13 if kind == FLOAT16 else 16  # bits of the mantissa that are lost
-    random = builder.lshr(builder.bitcast(dither, ints), ir.Constant(ints, [32 - cut] * lanes))
-    bits = builder.add(builder.bitcast(value, ints), random)
+    cut = _CUT[kind]
+    bits = builder.add(builder.bitcast(value, ints), builder.bitcast(noise, ints))
     if kind == BFLOAT16:
         high = builder.lshr(bits, ir.Constant(ints, [16] * lanes))
         return builder.trunc(high, ir.VectorType(ir.IntType(16), lanes))
@@ -91,8 +91,8 @@ def _make_store(kind: int, lanes: int):
     vector = _VECTORS[lanes]
 
     @intrinsic
-    def store(typingctx, table, at, value, dither):
-        if not (_is_f32_array(table) and isinstance(at, types.Integer) and value == dither == vector):
+    def store(typingctx, table, at, value, noise):
+        if not (_is_f32_array(table) and isinstance(at, types.Integer) and value == noise == vector):
             return None
 
         def codegen(context, builder, signature, args):
@@ -101,7 +101,7 @@ def _make_store(kind: int, lanes: int):
             _write(builder, pointer, _narrow(builder, args[2], args[3], lanes, kind), kind)
             return context.get_dummy_value()
 
-        return types.void(table, at, value, dither), codegen
+        return types.void(table, at, value, noise), codegen
 
     return store
 
@@ -152,12 +152,12 @@ def _make_gather(kind: int, lanes: int, blocks: int):
 
 
 def _make_scatter(kind: int, lanes: int, blocks: int):
-    """The inverse of `_make_gather`, rounding by `dither`."""
+    """The inverse of `_make_gather`, rounding by `noise`."""
     vector, word = _VECTORS[lanes], ir.IntType(_BITS[kind] * lanes // blocks)
 
     @intrinsic
-    def scatter(typingctx, table, base, g, add, value, dither):
-        if not (_are_places(table, base, g, add) and value == dither == vector):
+    def scatter(typingctx, table, base, g, add, value, noise):
+        if not (_are_places(table, base, g, add) and value == noise == vector):
             return None
 
         def codegen(context, builder, signature, args):
@@ -172,7 +172,7 @@ def _make_scatter(kind: int, lanes: int, blocks: int):
                 _write(builder, pointer, builder.extract_element(packed, ir.Constant(_I32, i)), kind)
             return context.get_dummy_value()
 
-        return types.void(table, base, g, add, value, dither), codegen
+        return types.void(table, base, g, add, value, noise), codegen
 
     return scatter
 
@@ -273,3 +273,23 @@ def next_dither(typingctx, state):
         return builder.bitcast(grown, ir.VectorType(_FLOAT, 8))
 
     return F32X8(state), codegen
+
+
+def _make_noise(kind: int):
+    @intrinsic
+    def noise(typingctx, dither):
+        """What rounding adds to a number: as many random bits as are cut off."""
+        if dither != F32X8:
+            return None
+
+        def codegen(context, builder, signature, args):
+            ints = ir.VectorType(_I32, 8)
+            shift = ir.Constant(ints, [32 - _CUT[kind]] * 8)
+            return builder.bitcast(builder.lshr(builder.bitcast(args[0], ints), shift), F32X8.llvm)
+
+        return F32X8(dither), codegen
+
+    return noise
+
+
+noise_f16, noise_bf16 = _make_noise(FLOAT16), _make_noise(BFLOAT16)

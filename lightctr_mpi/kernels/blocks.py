@@ -61,6 +61,8 @@ low2 = _in_llvm("low2")
 low_halves = _in_llvm("low_halves")
 low_twice = _in_llvm("low_twice")
 next_dither = _in_llvm("next_dither")
+noise_bf16 = _in_llvm("noise_bf16")
+noise_f16 = _in_llvm("noise_f16")
 odd2 = _in_llvm("odd2")
 odd4 = _in_llvm("odd4")
 odd8 = _in_llvm("odd8")
@@ -94,6 +96,16 @@ together = _in_llvm("together")
 
 
 @inline
+def noise_of(kind, dither):
+    """What `store8` and `scatter8` are to round by: 8 lanes of random bits."""
+    if kind == FLOAT16:
+        return noise_f16(dither)
+    if kind == BFLOAT16:
+        return noise_bf16(dither)
+    return dither
+
+
+@inline
 def load8(kind, table, at):
     """8 neighbours from number `at` on."""
     if kind == FLOAT16:
@@ -104,12 +116,12 @@ def load8(kind, table, at):
 
 
 @inline
-def store8(kind, table, at, value, dither):
+def store8(kind, table, at, value, noise):
     """The inverse of `load8`."""
     if kind == FLOAT16:
-        store8_f16(table, at, value, dither)
+        store8_f16(table, at, value, noise)
     elif kind == BFLOAT16:
-        store8_bf16(table, at, value, dither)
+        store8_bf16(table, at, value, noise)
     else:
         simd.store8(table, at, value)
 
@@ -131,21 +143,21 @@ def gather8(kind, k, table, base, g, add):
 
 
 @inline
-def scatter8(kind, k, table, base, g, add, value, dither):
+def scatter8(kind, k, table, base, g, add, value, noise):
     """The inverse of `gather8`."""
     if k == 2:
         if kind == FLOAT16:
-            scatter2_f16(table, base, g, add, value, dither)
+            scatter2_f16(table, base, g, add, value, noise)
         elif kind == BFLOAT16:
-            scatter2_bf16(table, base, g, add, value, dither)
+            scatter2_bf16(table, base, g, add, value, noise)
         else:
-            scatter2_f32(table, base, g, add, value, dither)
+            scatter2_f32(table, base, g, add, value, noise)
     elif kind == FLOAT16:
-        scatter4_f16(table, base, g, add, value, dither)
+        scatter4_f16(table, base, g, add, value, noise)
     elif kind == BFLOAT16:
-        scatter4_bf16(table, base, g, add, value, dither)
+        scatter4_bf16(table, base, g, add, value, noise)
     else:
-        scatter4_f32(table, base, g, add, value, dither)
+        scatter4_f32(table, base, g, add, value, noise)
 
 
 @inline
@@ -159,14 +171,14 @@ def both2(kind, table, pair):
 
 
 @inline
-def put_both2(kind, table, pair, value, dither):
+def put_both2(kind, table, pair, value, noise):
     """The inverse of `both2`."""
     if kind == FLOAT16:
-        put2_f16(table, pair, 0, 0, value, dither)
+        put2_f16(table, pair, 0, 0, value, noise)
     elif kind == BFLOAT16:
-        put2_bf16(table, pair, 0, 0, value, dither)
+        put2_bf16(table, pair, 0, 0, value, noise)
     else:
-        put2_f32(table, pair, 0, 0, value, dither)
+        put2_f32(table, pair, 0, 0, value, noise)
 
 
 @inline

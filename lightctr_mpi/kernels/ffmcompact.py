@@ -29,6 +29,7 @@ from .blocks import (
     both2,
     gather8,
     load8,
+    noise_of,
     put_both2,
     repeat_block,
     scatter8,
@@ -147,6 +148,7 @@ def _learn_both(kind, k, use_l1, use_share, t, u, parts, kx, table, work, rate, 
     pair, sums, shared = work[4], work[5], work[6]
     s2 = blocks.floats2(table, sums, 0, 0)
     dither = blocks.next_dither(dither)
+    noise = noise_of(kind, dither)
     if k == 4:
         w = gather8(kind, 4, table, pair, 0, 0)
         g = simd.fma(simd.splat8(kx), blocks.swap8(w, w), pull_of(l28, l18, use_l1, w))
@@ -159,7 +161,7 @@ def _learn_both(kind, k, use_l1, use_share, t, u, parts, kx, table, work, rate, 
         s2 = simd.fma(fours, blocks.low2(simd.splat4(np.float32(0.25)), simd.splat4(ZERO)), s2)
         step = simd.div(blocks.low2(simd.splat4(rate), simd.splat4(ZERO)), simd.sqrt(s2))
         moved = simd.sub(w, simd.mul(blocks.spread4(step, step), g))
-        scatter8(kind, 4, table, pair, 0, 0, moved, dither)
+        scatter8(kind, 4, table, pair, 0, 0, moved, noise)
     else:
         w4 = both2(kind, table, pair)
         pull = pull_of(simd.low(l28), simd.low(l18), use_l1, w4)
@@ -174,7 +176,7 @@ def _learn_both(kind, k, use_l1, use_share, t, u, parts, kx, table, work, rate, 
         s2 = simd.fma(twos, blocks.low2(simd.splat4(np.float32(0.5)), simd.splat4(ZERO)), s2)
         step = simd.div(blocks.low2(simd.splat4(rate), simd.splat4(ZERO)), simd.sqrt(s2))
         moved4 = simd.sub(w4, simd.mul(blocks.double2(step, step), g4))
-        put_both2(kind, table, pair, moved4, simd.low(dither))
+        put_both2(kind, table, pair, moved4, simd.low(noise))
     blocks.put_floats2(table, sums, 0, 0, s2, s2)
     return dither
 
@@ -195,9 +197,9 @@ def _slopes(kind, use_l1, use_share, kx8, table, at, other, shared, of_a, of_b, 
 def _move_both(kind, table, at, other, a, b, g, h, step_g, step_h, dither):
     """Store 8 moved factors of both blocks of a pair."""
     dither = blocks.next_dither(dither)
-    store8(kind, table, at, simd.sub(a, simd.mul(step_g, g)), dither)
+    store8(kind, table, at, simd.sub(a, simd.mul(step_g, g)), noise_of(kind, dither))
     dither = blocks.next_dither(dither)
-    store8(kind, table, other, simd.sub(b, simd.mul(step_h, h)), dither)
+    store8(kind, table, other, simd.sub(b, simd.mul(step_h, h)), noise_of(kind, dither))
     return dither
 
 

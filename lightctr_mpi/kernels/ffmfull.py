@@ -9,10 +9,12 @@ A: number of fields, rounded up to 8. Table rows have room for A sums (at least 
 A blocks (zeros in those of no field), so that whole vectors can be moved; neither changes.
 Block (t, t) belongs to no pair. It goes through the same motions and is put back.
 
-Letters as in ffmcompact.py. `turned` is (T, xs, along, moves, own), float32, zeros at first: T[A A k]; xs[A k],
-the value of each entry, k times if k < 8 (else A of them); along[k or 8], what all blocks of the table row at hand
-move along (ffmshare.py), in each block of a vector; moves[8 k + 8], gradients of eight blocks and their steps;
-own[k], what is put back. `scales` is (kappa x_t, rate, l2, l1), each in all lanes.
+Letters as in ffmcompact.py. `turned` is (T, xs, along, slopes, steps, own, noise), float32, zeros at first: T[A A k]; xs[A min(k, 8)], the value
+of each entry, in all lanes that meet it; along[k or 8], what all blocks of the table row at hand move along
+(ffmshare.py), in each block of a vector; slopes[A k] and steps[A], the gradient and the rate
+over the root of each block; own[k], what
+is put back; noise[64], random bits for rounding (blocks.py), new for each table row and used by all its blocks.
+`scales` is (kappa x_t, rate, l2, l1), each in all lanes.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import numpy as np
 
 from . import blocks, simd
 from .ahead import fetch_entries
-from .blocks import FLOAT32, load8, store8
+from .blocks import FLOAT32, load8, noise_of, store8
 from .ffmpairs import pull_of
 from .jit import inline, jit
 
@@ -31,14 +33,16 @@ LARGEST = 1 << 24  # floats that T may have; longer rows go pair by pair
 
 @jit
 def turning_space(a, k):
-    """T, xs, along, moves, own; without room in T if there are too many fields."""
+    """T, xs, along, slopes, steps, own, noise; without room in T if there are too many fields."""
     size = a * a * k
     return (
         np.zeros(size if size <= LARGEST else 0, np.float32),
-        np.zeros(a * k, np.float32),
+        np.zeros(a * min(k, 8), np.float32),
         np.zeros(max(k, 8), np.float32),
-        np.zeros(8 * k + 8, np.float32),
+        np.zeros(a * k, np.float32),
+        np.zeros(a, np.float32),
         np.zeros(k, np.float32),
+        np.zeros(64, np.float32),
     )
 
 
@@ -63,38 +67,40 @@ def _turn(k, a, t, u, d, w8, T):
 @inline
 def _values(k, xs, u):
     """The values of the entries that the blocks of a vector meet, u the first."""
-    return simd.load8(xs, k * u) if k < 8 else simd.splat8(xs[u])
+    return simd.load8(xs, min(k, 8) * u)
 
 
 @inline
 def _set_value(k, xs, t, value):
-    if k < 8:
-        for d in range(k * t, k * t + k):
-            xs[d] = value
-    else:
-        xs[t] = value
+    for d in range(min(k, 8) * t, min(k, 8) * (t + 1)):
+        xs[d] = value
 
 
 @inline
 def fill(kind, k, n, a, bw, x, table, turned):
     """Fill T and xs. Returns the sum over the pairs of x_t x_u <W[t, u], W[u, t]>."""
-    T, xs, _, _, _ = turned
-    z8, several = simd.splat8(ZERO), max(8 // k, 1)
+    T, xs = turned[0], turned[1]
+    z8, several, further = simd.splat8(ZERO), max(8 // k, 1), max(8, k)
     for t in range(n):
         _set_value(k, xs, t, ZERO)
     for t in range(n):
-        sum8, row, met, u = simd.splat8(ZERO), bw[t], t * a * k, 0
+        even8, odd8, row, met, u = simd.splat8(ZERO), simd.splat8(ZERO), bw[t], t * a * k, 0
         while u < t:  # T has the blocks of the rows above; the values of those below are still 0
-            x8 = _values(k, xs, u)
+            x8, next_x8 = _values(k, xs, u), _values(k, xs, u + several)
             for d in range(0, k, 8):
-                w8 = load8(kind, table, row + k * u + d)
+                at = k * u + d
+                w8, next_w8 = load8(kind, table, row + at), load8(kind, table, row + at + further)
                 _turn(k, a, t, u, d, w8, T)
-                sum8 = simd.fma(simd.mul(w8, x8), simd.load8(T, met + k * u + d), sum8)
-            u += several
+                _turn(k, a, t, u + several, d, next_w8, T)
+                # Two sums: an addition would wait for the one before.
+                even8 = simd.fma(simd.mul(w8, x8), simd.load8(T, met + at), even8)
+                odd8 = simd.fma(simd.mul(next_w8, next_x8), simd.load8(T, met + at + further), odd8)
+            u += 2 * several
         while u < n:
             for d in range(0, k, 8):
                 _turn(k, a, t, u, d, load8(kind, table, row + k * u + d), T)
             u += several
+        sum8 = simd.add(even8, odd8)
         z8 = simd.fma(simd.splat8(x[t]), sum8, z8)
         _set_value(k, xs, t, x[t])
         for d in range(met + k * t, met + k * t + k):
@@ -105,7 +111,7 @@ def fill(kind, k, n, a, bw, x, table, turned):
 @inline
 def _find_along(k, n, met, factor, turned):
     """Set `along` for the table row whose part of T begins at `met`; factor: share times kappa x_t."""
-    T, xs, along, _, _ = turned
+    T, xs, along = turned[0], turned[1], turned[2]
     factor8 = simd.splat8(factor)
     if k < 8:
         sum8 = simd.splat8(ZERO)
@@ -119,19 +125,23 @@ def _find_along(k, n, met, factor, turned):
         for d in range(0, k, 8):
             sum8 = simd.splat8(ZERO)
             for u in range(n):
-                sum8 = simd.fma(simd.splat8(xs[u]), simd.load8(T, met + k * u + d), sum8)
+                sum8 = simd.fma(_values(k, xs, u), simd.load8(T, met + k * u + d), sum8)
             simd.store8(along, d, simd.mul(factor8, sum8))
 
 
 @inline
-def _gradient(kind, k, use_l1, use_share, u, d, row, met, scales, table, turned):
-    """8 numbers of a table row, from number d of block u on, and their gradient."""
-    T, xs, along, _, _ = turned
-    v = k * u + d
-    w8 = load8(kind, table, row + v)
-    kx8 = simd.mul(scales[0], _values(k, xs, u))
-    g8 = simd.fma(kx8, simd.load8(T, met + v), pull_of(scales[2], scales[3], use_l1, w8))
-    return w8, simd.add(g8, simd.load8(along, d)) if use_share else g8
+def _find_slopes(kind, k, use_l1, use_share, n, row, met, scales, table, turned):
+    """The gradient of all numbers of a table row."""
+    T, xs, along, slopes = turned[0], turned[1], turned[2], turned[3]
+    several = max(8 // k, 1)
+    for u in range(0, n, several):
+        kx8 = simd.mul(scales[0], _values(k, xs, u))
+        for d in range(0, k, 8):
+            v = k * u + d
+            pull = pull_of(scales[2], scales[3], use_l1, load8(kind, table, row + v))
+            if use_share:
+                pull = simd.add(pull, simd.load8(along, d))
+            simd.store8(slopes, v, simd.fma(kx8, simd.load8(T, met + v), pull))
 
 
 @inline
@@ -141,107 +151,80 @@ def _half_sums(a8, b8):
 
 
 @inline
-def _step(rate8, s8):
-    return simd.div(rate8, simd.sqrt(s8))
-
-
-@inline
-def _move(kind, table, at, w8, step8, g8, dither):
-    dither = blocks.next_dither(dither)
-    store8(kind, table, at, simd.sub(w8, simd.mul(step8, g8)), dither)
-    return dither
-
-
-@inline
-def _learn_eight2(kind, use_l1, use_share, u, row, sums, met, scales, table, turned, dither):
-    """Blocks u to u + 7 of a table row, k = 2; their sums in the order 0 1 4 5 2 3 6 7 within."""
-    v = 2 * u
-    w, g = _gradient(kind, 2, use_l1, use_share, u, 0, row, met, scales, table, turned)
-    q, h = _gradient(kind, 2, use_l1, use_share, u + 4, 0, row, met, scales, table, turned)
-    s = simd.load8(table, sums + u)
-    squares = _half_sums(simd.mul(g, g), simd.mul(h, h))
-    s = simd.fma(squares, simd.splat8(np.float32(0.5)), blocks.cross(s, s))
-    simd.store8(table, sums + u, blocks.cross(s, s))
-    step = _step(scales[1], s)
-    dither = _move(kind, table, row + v, w, blocks.low_twice(step, step), g, dither)
-    return _move(kind, table, row + v + 8, q, blocks.high_twice(step, step), h, dither)
-
-
-@inline
-def _learn_eight4(kind, use_l1, use_share, u, row, sums, met, scales, table, turned, dither):
-    """Blocks u to u + 7 of a table row, k = 4; their sums in the order 0 2 4 6 1 3 5 7 within."""
-    v = 4 * u
-    w0, g0 = _gradient(kind, 4, use_l1, use_share, u, 0, row, met, scales, table, turned)
-    w1, g1 = _gradient(kind, 4, use_l1, use_share, u + 2, 0, row, met, scales, table, turned)
-    w2, g2 = _gradient(kind, 4, use_l1, use_share, u + 4, 0, row, met, scales, table, turned)
-    w3, g3 = _gradient(kind, 4, use_l1, use_share, u + 6, 0, row, met, scales, table, turned)
-    s = simd.load8(table, sums + u)
-    first = _half_sums(simd.mul(g0, g0), simd.mul(g1, g1))
-    second = _half_sums(simd.mul(g2, g2), simd.mul(g3, g3))
-    s = simd.fma(_half_sums(first, second), simd.splat8(np.float32(0.25)), blocks.apart(s, s))
-    simd.store8(table, sums + u, blocks.together(s, s))
-    step = _step(scales[1], s)
-    dither = _move(kind, table, row + v, w0, blocks.each0(step, step), g0, dither)
-    dither = _move(kind, table, row + v + 8, w1, blocks.each1(step, step), g1, dither)
-    dither = _move(kind, table, row + v + 16, w2, blocks.each2(step, step), g2, dither)
-    return _move(kind, table, row + v + 24, w3, blocks.each3(step, step), g3, dither)
-
-
-@inline
-def _square(kind, k, use_l1, use_share, u, i, row, met, scales, table, turned):
-    """Squared gradient of block u + i, added up to one vector; the gradient goes to `moves`."""
-    moves, sum8 = turned[3], simd.splat8(ZERO)
-    for d in range(0, k, 8):
-        _, g = _gradient(kind, k, use_l1, use_share, u + i, d, row, met, scales, table, turned)
-        simd.store8(moves, k * i + d, g)
+def _square(k, slopes, v):
+    """Squares of the slopes from v on: of 8 numbers or, if it is longer, of a block, added up to one vector."""
+    sum8 = simd.splat8(ZERO)
+    for d in range(v, v + k, 8):
+        g = simd.load8(slopes, d)
         sum8 = simd.fma(g, g, sum8)
     return sum8
 
 
 @inline
-def _four_squares(kind, k, use_l1, use_share, u, i, row, met, scales, table, turned):
-    """Of blocks u + i to u + i + 3: a half of each in either half of the vector."""
-    a = _square(kind, k, use_l1, use_share, u, i, row, met, scales, table, turned)
-    b = _square(kind, k, use_l1, use_share, u, i + 1, row, met, scales, table, turned)
-    c = _square(kind, k, use_l1, use_share, u, i + 2, row, met, scales, table, turned)
-    d = _square(kind, k, use_l1, use_share, u, i + 3, row, met, scales, table, turned)
-    return _half_sums(_half_sums(a, b), _half_sums(c, d))
+def _four_squares(k, slopes, v):
+    """Of four vectors (or blocks) behind one another: a half of each in either half of the vector."""
+    first = _half_sums(_square(k, slopes, v), _square(k, slopes, v + k))
+    return _half_sums(first, _half_sums(_square(k, slopes, v + 2 * k), _square(k, slopes, v + 3 * k)))
 
 
 @inline
-def _learn_eight(kind, k, use_l1, use_share, u, row, sums, met, scales, table, turned, dither):
-    """Blocks u to u + 7 of a table row, k a multiple of 8."""
-    moves = turned[3]
-    first = _four_squares(kind, k, use_l1, use_share, u, 0, row, met, scales, table, turned)
-    second = _four_squares(kind, k, use_l1, use_share, u, 4, row, met, scales, table, turned)
-    squares = simd.add(blocks.low_halves(first, second), blocks.high_halves(first, second))
-    s = simd.fma(squares, simd.splat8(np.float32(1 / k)), simd.load8(table, sums + u))
-    simd.store8(table, sums + u, s)
-    simd.store8(moves, 8 * k, _step(scales[1], s))
-    for i in range(8):
-        step = simd.splat8(moves[8 * k + i])
-        for d in range(0, k, 8):
-            at, g = row + k * (u + i) + d, simd.load8(moves, k * i + d)
-            dither = _move(kind, table, at, load8(kind, table, at), step, g, dither)
-    return dither
+def _find_steps(k, n, sums, rate8, table, turned):
+    """Let the sum of each block grow; `steps`: the rate over its root.
 
-
-@inline
-def _learn_row(kind, k, use_l1, use_share, n, row, sums, met, scales, table, turned, dither):
-    """All blocks of a table row."""
+    Steps lie in the order in which the sums of squares come about: of every eight 0 1 4 5 2 3 6 7 for k = 2, 0 2 4
+    6 1 3 5 7 for k = 4.
+    """
+    slopes, steps, part = turned[3], turned[4], simd.splat8(np.float32(1 / k))
     for u in range(0, n, 8):
+        s = simd.load8(table, sums + u)
         if k == 2:
-            dither = _learn_eight2(
-                kind, use_l1, use_share, u, row, sums, met, scales, table, turned, dither
-            )
+            squares = _half_sums(_square(8, slopes, 2 * u), _square(8, slopes, 2 * u + 8))
+            s = simd.fma(squares, part, blocks.cross(s, s))
+            simd.store8(table, sums + u, blocks.cross(s, s))
         elif k == 4:
-            dither = _learn_eight4(
-                kind, use_l1, use_share, u, row, sums, met, scales, table, turned, dither
-            )
+            s = simd.fma(_four_squares(8, slopes, 4 * u), part, blocks.apart(s, s))
+            simd.store8(table, sums + u, blocks.together(s, s))
         else:
-            dither = _learn_eight(
-                kind, k, use_l1, use_share, u, row, sums, met, scales, table, turned, dither
-            )
+            first, second = _four_squares(k, slopes, k * u), _four_squares(k, slopes, k * u + 4 * k)
+            squares = simd.add(blocks.low_halves(first, second), blocks.high_halves(first, second))
+            s = simd.fma(squares, part, s)
+            simd.store8(table, sums + u, s)
+        simd.store8(steps, u, simd.div(rate8, simd.sqrt(s)))
+
+
+@inline
+def _move(kind, at, v, step8, table, turned, i):
+    """Move the 8 numbers whose slopes begin at v; i: which of the 8 vectors of noise rounds them."""
+    moved = simd.sub(load8(kind, table, at), simd.mul(step8, simd.load8(turned[3], v)))
+    store8(kind, table, at, moved, simd.load8(turned[6], 8 * i))
+
+
+@inline
+def _move_all(kind, k, n, row, table, turned):
+    steps = turned[4]
+    for u in range(0, n, 8):
+        v, step = k * u, simd.load8(steps, u)
+        if k == 2:
+            _move(kind, row + v, v, blocks.low_twice(step, step), table, turned, 0)
+            _move(kind, row + v + 8, v + 8, blocks.high_twice(step, step), table, turned, 1)
+        elif k == 4:
+            _move(kind, row + v, v, blocks.each0(step, step), table, turned, 0)
+            _move(kind, row + v + 8, v + 8, blocks.each1(step, step), table, turned, 1)
+            _move(kind, row + v + 16, v + 16, blocks.each2(step, step), table, turned, 2)
+            _move(kind, row + v + 24, v + 24, blocks.each3(step, step), table, turned, 3)
+        else:
+            for i in range(8):
+                step = simd.splat8(steps[u + i])
+                for d in range(0, k, 8):
+                    at = k * (u + i) + d
+                    _move(kind, row + at, at, step, table, turned, (i + d // 8) % 8)
+
+
+@inline
+def _make_noise(kind, dither, noise):
+    for i in range(0, 64, 8):
+        dither = blocks.next_dither(dither)
+        simd.store8(noise, i, noise_of(kind, dither))
     return dither
 
 
@@ -253,7 +236,7 @@ def learn(
 
     places: bw, ba, x. Asks on the way for the table rows of the n entries from `ahead` on.
     """
-    (bw, ba, x), own = places, turned[4]
+    (bw, ba, x), own = places, turned[5]
     columns = k if kind == FLOAT32 else k // 2
     for t in range(n):
         fetch_entries(rows, ids, min(ahead + t, len(ids)), min(ahead + t + 1, len(ids)), rows.shape[1])
@@ -264,7 +247,11 @@ def learn(
             own[c] = table[place + c]
         if use_share:
             _find_along(k, n, met, share * kx, turned)
-        dither = _learn_row(kind, k, use_l1, use_share, n, bw[t], ba[t], met, scales, table, turned, dither)
+        dither = _make_noise(kind, dither, turned[6])
+        # One after the other: a move right behind its slopes would wait for the root of its sum.
+        _find_slopes(kind, k, use_l1, use_share, n, bw[t], met, scales, table, turned)
+        _find_steps(k, n, ba[t], scales[1], table, turned)
+        _move_all(kind, k, n, bw[t], table, turned)
         table[ba[t] + t] = own_sum
         for c in range(columns):
             table[place + c] = own[c]

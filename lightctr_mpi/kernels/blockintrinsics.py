@@ -216,7 +216,7 @@ lane0, lane1, lane2, lane3 = (_make_shuffle(F32X4, F32X8, [i] * 8) for i in rang
 swap8 = _make_shuffle(F32X8, F32X8, [4, 5, 6, 7, 0, 1, 2, 3])
 swap4 = _make_shuffle(F32X4, F32X4, [2, 3, 0, 1])
 swap2 = _make_shuffle(F32X8, F32X8, [2, 3, 0, 1, 6, 7, 4, 5])
-# Within halves of 4 lanes, which takes one instruction: neighbours of both vectors, lanes twice or four times.
+# Within halves of 4 lanes, which is one instruction: neighbours of both vectors, lanes twice or four times.
 pairs_even, pairs_odd = (
     _make_shuffle(F32X8, F32X8, [lane + i for lane in (0, 2, 8, 10, 4, 6, 12, 14)]) for i in (0, 1)
 )

@@ -5,9 +5,9 @@ s += |g|^2 / k, W -= rate g / sqrt(s). With 16-bit weights a row of data touches
 place of 32.
 
 A row of the table, in float32 columns: [s of each field's block (F, rounded up to whole vectors of 8: A),
-F k weights of `kind` (blocks.py), the linear weight and its own sum of squares from column `line` on].
-Pairs move one after another, as in libffm, for any entries. Rows that have one entry in each field, in order
-of the fields, move several pairs at once. The regulariser pulls on a block once for each pair.
+A k weights of `kind` (blocks.py), the linear weight and its own sum of squares from column `line` on].
+Pairs move one after another, as in libffm, for any entries; rows that have one entry in each field, in order
+of the fields, go through ffmfull.py. The regulariser pulls on a block once for each pair.
 
 Arrays of work space, int64 or float32 of the longest row: bw, ba: where the weights (in numbers of their
 kind) and the sums (in floats) of each entry begin; fs: its field; x: its value, normalised; shared: what all
@@ -31,9 +31,7 @@ from .blocks import (
     load8,
     noise_of,
     put_both2,
-    repeat_block,
     scatter8,
-    spread_values,
     store8,
 )
 from .ffm import longest_row
@@ -318,8 +316,23 @@ def make_sweep(loss: int, use_l1: int, use_bias: int, use_share: int, kind: int,
             dither = blocks.start_dither(np.uint32(i), last)
             if full:
                 ffmfull.learn(
-                    kind, k, use_l1, use_share, n, a, kappa, share, places, rows, table, turned, rate, penalty,
-                    dither, ids, indptr[later],
+                    kind,
+                    k,
+                    use_l1,
+                    use_share,
+                    n,
+                    a,
+                    kappa,
+                    share,
+                    places,
+                    rows,
+                    table,
+                    turned,
+                    rate,
+                    penalty,
+                    dither,
+                    ids,
+                    indptr[later],
                 )
             else:
                 if use_share:

@@ -2,18 +2,21 @@
 
 The table row of field t's entry holds its blocks W[t, 0] .. W[t, F - 1] side by side. What they meet, W[u, t],
 lies in F different rows. `fill` copies each row once, turned about, so that T[t, u] = W[u, t]; from then on
-everything is read and written in the order of memory, eight blocks at a time: eight gradients, eight sums of
-squares in one vector, one reciprocal root for all of them.
+everything is read and written in the order of memory: eight numbers, or the sums of squares of eight blocks,
+at a time.
 
 A: number of fields, rounded up to 8. Table rows have room for A sums (at least one in those of no field) and
-A blocks (zeros in those of no field), so that whole vectors can be moved; neither changes.
-Block (t, t) belongs to no pair. It goes through the same motions and is put back.
+A blocks (zeros in those of no field), so that whole vectors can be moved; neither changes. Block (t, t)
+belongs to no pair. It goes through the same motions and is put back.
 
-Letters as in ffmcompact.py. `turned` is (T, xs, along, slopes, steps, own, noise), float32, zeros at first: T[A A k]; xs[A min(k, 8)], the value
-of each entry, in all lanes that meet it; along[k or 8], what all blocks of the table row at hand move along
-(ffmshare.py), in each block of a vector; slopes[A k] and steps[A], the gradient and the rate
-over the root of each block; own[k], what
-is put back; noise[64], random bits for rounding (blocks.py), new for each table row and used by all its blocks.
+Other letters as in ffmcompact.py. `turned` is work space, float32, zeros at first:
+    T[A A k]
+    xs[A min(k, 8)]: the value of each entry, in all lanes that meet it
+    along[max(k, 8)]: what all blocks of the table row at hand move along (ffmshare.py), in each block of a
+        vector
+    slopes[A k], steps[A]: gradient of the table row at hand, the rate over the root of each of its sums
+    own[k]: what is put back
+    noise[64]: random bits for rounding (blocks.py), new for each table row, used by all its blocks
 `scales` is (kappa x_t, rate, l2, l1), each in all lanes.
 """
 
@@ -152,7 +155,7 @@ def _half_sums(a8, b8):
 
 @inline
 def _square(k, slopes, v):
-    """Squares of the slopes from v on: of 8 numbers or, if it is longer, of a block, added up to one vector."""
+    """Squares of k slopes from v on (a multiple of 8), added up to one vector."""
     sum8 = simd.splat8(ZERO)
     for d in range(v, v + k, 8):
         g = simd.load8(slopes, d)
@@ -162,7 +165,7 @@ def _square(k, slopes, v):
 
 @inline
 def _four_squares(k, slopes, v):
-    """Of four vectors (or blocks) behind one another: a half of each in either half of the vector."""
+    """Those of four times k slopes: a half of each in either half of the vector."""
     first = _half_sums(_square(k, slopes, v), _square(k, slopes, v + k))
     return _half_sums(first, _half_sums(_square(k, slopes, v + 2 * k), _square(k, slopes, v + 3 * k)))
 
@@ -171,8 +174,8 @@ def _four_squares(k, slopes, v):
 def _find_steps(k, n, sums, rate8, table, turned):
     """Let the sum of each block grow; `steps`: the rate over its root.
 
-    Steps lie in the order in which the sums of squares come about: of every eight 0 1 4 5 2 3 6 7 for k = 2, 0 2 4
-    6 1 3 5 7 for k = 4.
+    Steps lie in the order in which the squares come about: of every eight 0 1 4 5 2 3 6 7 for k = 2,
+    0 2 4 6 1 3 5 7 for k = 4.
     """
     slopes, steps, part = turned[3], turned[4], simd.splat8(np.float32(1 / k))
     for u in range(0, n, 8):
@@ -230,7 +233,23 @@ def _make_noise(kind, dither, noise):
 
 @inline
 def learn(
-    kind, k, use_l1, use_share, n, a, kappa, share, places, rows, table, turned, rate, penalty, dither, ids, ahead
+    kind,
+    k,
+    use_l1,
+    use_share,
+    n,
+    a,
+    kappa,
+    share,
+    places,
+    rows,
+    table,
+    turned,
+    rate,
+    penalty,
+    dither,
+    ids,
+    ahead,
 ):
     """One step on the blocks of all pairs of a full row that `fill` was given.
 

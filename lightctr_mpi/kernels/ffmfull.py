@@ -1,9 +1,9 @@
 """Compact FFM (ffmcompact.py) on full rows: exactly one entry in each of the F fields, in their order.
 
-The table row of field t's entry holds its blocks W[t, 0] .. W[t, F - 1] side by side. What they meet, W[u, t],
-lies in F different rows. `fill` copies each row once, turned about, so that T[t, u] = W[u, t]; from then on
-everything is read and written in the order of memory: eight numbers, or the sums of squares of eight blocks,
-at a time.
+The table row of field t's entry holds its blocks W[t, 0] .. W[t, F - 1] side by side. What they meet,
+W[u, t], lies in F different rows. `fill` copies each row once, turned about, so that T[t, u] = W[u, t]; from
+then on everything is read and written in the order of memory: eight numbers, or the sums of squares of eight
+blocks, at a time.
 
 A: number of fields, rounded up to 8. Table rows have room for A sums (at least one in those of no field) and
 A blocks (zeros in those of no field), so that whole vectors can be moved; neither changes. Block (t, t)

@@ -11,6 +11,7 @@ import numpy as np
 from . import defaults, models
 from .config import ModelOptions, OptimizerOptions
 from .errors import UserError
+from .hot import slots_of
 from .kernels import ffmcompact
 from .kernels.blocks import BFLOAT16, FLOAT16, KINDS
 from .kernels.memory import alloc_rows
@@ -49,7 +50,7 @@ class CompactFFM(FieldAwareFactorizationMachine):
     def _sweep(self, csr, target, order, rows, bias, optimizer, penalty, sums):
         _, loss, use_l1, use_bias = self._sweep_codes(optimizer)
         kernel = ffmcompact.make_sweep(loss, use_l1, use_bias, int(self.options.share > 0), self.kind, self.k)
-        kernel(csr, target, order, rows, self._places, bias, optimizer.hyper, penalty, sums)
+        return kernel, (csr, target, order, rows, self._places, bias, optimizer.hyper, penalty, sums)
 
 
 class CompactShard(Shard):
@@ -71,7 +72,7 @@ class CompactShard(Shard):
         self.model, self.optimizer, self.keys = model, optimizer, keys
         self.first, self.end = 0, len(keys)
         self.rows = alloc_rows(len(keys), stride_of(model, optimizer)) if arrays is None else arrays[0]
-        self.state, self.state_col = self.rows, 0
+        self.table, self.state, self.state_col = self.rows, self.rows, 0
         self.bias = np.zeros(1 + optimizer.slots, np.float32) if arrays is None else arrays[1]
         if seed is not None or arrays is None:
             self.rows[:, model.n_fields : model.sum_columns] = 1.0  # of no field; roots are taken of them
@@ -160,8 +161,14 @@ def build_shard(
     keys: np.ndarray,
     seed: int | None,
     arrays: tuple[np.ndarray, np.ndarray] | None = None,
+    threads: int = 1,
 ) -> Shard:
-    """A shard that owns all keys; arguments as for Shard."""
+    """A shard that owns all keys; arguments as for Shard.
+
+    threads: that will learn on it, several of them with copies of popular rows (hot.py); not on a
+    CompactShard, whose 16-bit weights cannot take small differences.
+    """
     if isinstance(model, CompactFFM):
         return CompactShard(model, optimizer, keys, seed, arrays)
-    return Shard(model, optimizer, keys, seed, arrays=arrays)
+    spare = threads * slots_of(stride_of(model, optimizer)) if threads > 1 and arrays is None else 0
+    return Shard(model, optimizer, keys, seed, arrays=arrays, spare=spare)

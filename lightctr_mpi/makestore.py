@@ -55,10 +55,10 @@ def make_store(
         return NodeReplica(world.node, world.windows, model, optimizer, keys, run.seed, threads)
     if world.size > 1:
         return Ring(world.comm, model, optimizer, keys, run.seed, run.train.batch_size, run.ring)
-    shard = build_shard(model, optimizer, keys, run.seed)
     if run.train.sync == "none":
-        return Sequential(shard, threads_of(run.train.threads))
-    return Replica(shard, run.train.batch_size)
+        threads = threads_of(run.train.threads)
+        return Sequential(build_shard(model, optimizer, keys, run.seed, threads=threads), threads)
+    return Replica(build_shard(model, optimizer, keys, run.seed), run.train.batch_size)
 
 
 def _estimate(run: Run, model: Model, optimizer: Optimizer, n_keys: int, ranks: int) -> str:

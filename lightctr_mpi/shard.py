@@ -39,9 +39,11 @@ class Shard:
         seed: seed of the initial values; None leaves what stands in `arrays`.
         owned: (first, end) range of rows whose state is kept here; the default owns all, side by side.
         arrays: rows and bias to use in place of new ones, by a shard that owns all (of zeros).
+        spare: rows of no key that a shard that owns all has at its end, for copies of others (hot.py).
 
     Attributes:
         rows: float32[n, stride]; columns [0, model.width) are weights.
+        table: float32[n + spare, stride]: `rows` and the spare ones.
         state: float32[owned, ...]; columns [state_col, state_col + slots * width) are the optimizer's.
         bias: float32[1 + slots]: the global bias and its optimizer state, the same on every rank.
     """
@@ -54,15 +56,18 @@ class Shard:
         seed: int | None,
         owned: tuple[int, int] | None = None,
         arrays: tuple[np.ndarray, np.ndarray] | None = None,
+        spare: int = 0,
     ):
         self.model, self.optimizer, self.keys = model, optimizer, keys
         width, slots = model.width, optimizer.slots
         self.first, self.end = owned if owned is not None else (0, len(keys))
         if owned is None:
-            self.rows = alloc_rows(len(keys), stride_of(model, optimizer)) if arrays is None else arrays[0]
+            stride = stride_of(model, optimizer)
+            self.table = alloc_rows(len(keys) + spare, stride) if arrays is None else arrays[0]
+            self.rows = self.table[: len(keys)]
             self.state, self.state_col = self.rows, width
         else:
-            self.rows = alloc_rows(len(keys), width)
+            self.table = self.rows = alloc_rows(len(keys), width)
             self.state, self.state_col = alloc_rows(self.end - self.first, slots * width), 0
         self.bias = np.zeros(1 + slots, np.float32) if arrays is None else arrays[1]
         if seed is None:

@@ -17,6 +17,7 @@ from . import modelfile, unseen
 from .block import Block
 from .bound import BoundRows
 from .checkpoint import Checkpoint, ModelMeta
+from .hot import HotRows
 from .kernels import sparse
 from .metrics import Tally
 from .models.base import Model
@@ -145,8 +146,9 @@ class Sequential(Local):
     """One rank, one row after the other, weights and state moved in place by the model's fused sweep.
 
     With several threads each walks a part of the rows and all move the one copy of the model, without locks
-    (Hogwild: Niu, Recht, Re, Wright 2011): rows share few features, so that a lost update is rare. The result
-    then depends on the course of time; with one thread equal runs give equal bits.
+    (Hogwild: Niu, Recht, Re, Wright 2011): rows share few features, so that a lost update is rare. Of the
+    features that many rows share each thread has a copy, if the shard has spare rows for them (hot.py). The
+    result then depends on the course of time; with one thread equal runs give equal bits.
     """
 
     def __init__(self, shard: Shard, threads: int = 1):
@@ -155,14 +157,21 @@ class Sequential(Local):
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
         self._sums = np.zeros((threads, 8), np.float64)  # a cache line for each thread
+        self._with_copies = threads > 1 and len(shard.table) > len(shard.keys)
+        self._hot: HotRows | None = None
 
     def learn(self, data: BoundRows, rows: np.ndarray, stop: bool) -> StepSums:
         block, order = data.window(rows)
         parts = np.array_split(order, self._threads)
         self._sums[:] = 0.0
+        if self._with_copies and self._hot is None:
+            self._hot = HotRows(self.shard, self._threads, block, order)
 
         def sweep(i: int) -> None:
             shard, sums = self.shard, self._sums[i, :2]
+            if self._hot is not None:
+                self._hot.learn(i, block, parts[i], sums)
+                return
             shard.model.sweep(block, parts[i], shard.rows, block.ids, shard.bias, shard.optimizer, sums)
 
         if self._pool is None:
@@ -171,6 +180,10 @@ class Sequential(Local):
             list(self._pool.map(sweep, range(self._threads)))
         loss, weight = self._sums[:, :2].sum(axis=0).tolist()
         return StepSums(loss, weight, len(rows), stop)
+
+    def load(self, source: Checkpoint, *, with_state: bool = True) -> None:
+        super().load(source, with_state=with_state)
+        self._hot = None  # copies of what was there before
 
 
 def add_gradient(

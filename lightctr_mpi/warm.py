@@ -70,6 +70,8 @@ def warm_training(model: Model, optimizer: Optimizer, run: Run, note: Note | Non
     mark += f"-{int(penalties[1] != 0)}{int(model.bias)}{int(model.linear)}{int(run.train.shuffle)}-{model.k}"
     if isinstance(model, CompactFFM):
         mark += f"-compact{model.kind}"
+    elif run.train.threads > 1:
+        mark += "-threads"
     _once(mark, lambda: _train(model, optimizer, run), f"trains {model.name}", note)
     from .ps import warm as ps_warm
     from .ring import packed
@@ -94,8 +96,9 @@ def _train(model: Model, optimizer: Optimizer, run: Run) -> None:
     data = _Tiny(model)
     next(RowOrder(data.n_rows, 2, 2, run.seed, run.train.shuffle).epoch(0))
     order = np.arange(data.n_rows, dtype=np.int64)
-    shard = build_shard(model, optimizer, keys, run.seed)
-    store: Any = Sequential(shard)
+    threads = min(run.train.threads, 2)
+    shard = build_shard(model, optimizer, keys, run.seed, threads=threads)
+    store: Any = Sequential(shard, threads)
     if run.train.sync == "none":
         store.learn(data, order, False)
     else:

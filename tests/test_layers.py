@@ -19,7 +19,7 @@ TIERS = (
     {"config", "registry", "defaults", "optiontable", "usage", "flags", "options", "settle", "threads"},
     {"kernels", "block", "comm"},
     {"models", "optim", "codecs", "readers", "scores", "metrics", "planted"},
-    {"rowstore", "checkpoint", "shard", "compact", "report"},
+    {"rowstore", "checkpoint", "shard", "compact", "hot", "report"},
     {"bound", "modelfile", "stores", "input", "unseen"},
     {"ring", "ps", "train"},
 )
@@ -33,6 +33,7 @@ ONLY_ARRAYS = {
     "block",
     "shard",
     "compact",
+    "hot",
 }  # no messages between ranks
 
 

@@ -145,12 +145,24 @@ class Kernel:
             key = native.describe(args)
         except native.Foreign:
             return self.dispatcher(*args)
+        return (self._calls.get(key) or self._call_for(key, args))(args)
+
+    def fixed(self, *args: Any) -> Callable[[], Any]:
+        """The call with these arguments, to be made many times: arrays are read anew, but not looked at."""
+        try:
+            call = self._call_for(native.describe(args), args)
+        except native.Foreign:
+            return lambda: self.dispatcher(*args)
+        fix = getattr(call, "fix", None)
+        return fix(args) if fix else lambda: call(args)
+
+    def _call_for(self, key: tuple, args: tuple) -> native.Call:
         call = self._calls.get(key)
         if call is None:
             with _LOADING:
                 call = self._calls.get(key) or self._find(key, args)
                 self._calls[key] = call
-        return call(args)
+        return call
 
     @property
     def signatures(self) -> list[Any]:

@@ -265,6 +265,17 @@ def _bind(address: int, key: tuple, returns: list[str], as_tuple: bool, name: st
         values = [getattr(result, field) for field in names]
         return tuple(values) if as_tuple else values[0]
 
+    def fix(args: tuple) -> Callable[[], None]:
+        result, problem = structure(), ctypes.c_void_p()
+        packed = pack(*flatten(args, address_of(result), address_of(problem)))
+
+        def again(_kept: Any = (args, result, problem)) -> None:
+            if function(packed):
+                raise MemoryError(f"no memory for the work space of a kernel ({name})")
+
+        return again
+
+    call.fix = fix  # type: ignore[attr-defined]
     return call
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -62,7 +63,8 @@ class Model:
     def _gradient(self, csr, target, rows, local, b0, penalty, grad, sums) -> None:
         raise NotImplementedError
 
-    def _sweep(self, csr, target, order, rows, bias, optimizer, penalty, sums) -> None:
+    def _sweep(self, csr, target, order, rows, bias, optimizer, penalty, sums) -> tuple[Any, tuple]:
+        """The kernel and its arguments."""
         raise NotImplementedError
 
     # What callers use.
@@ -149,8 +151,20 @@ class Model:
             rows: weights as everywhere, the optimizer's state beside them from column `width` on.
             sums: float64[2]; adds the weighted losses before each update, and the sample weights.
         """
+        kernel, args = self._sweep_call(block, order, rows, ids, bias, optimizer, sums)
+        kernel(*args)
+
+    def sweeper(self, *args: Any) -> Callable[[], None]:
+        """A call of `sweep` with these arguments, to be made many times while the content of arrays changes.
+
+        Arrays must be as the class wants them: of one that has to be copied, the copy would be used for ever.
+        """
+        kernel, prepared = self._sweep_call(*args)
+        return kernel.fixed(*prepared)
+
+    def _sweep_call(self, block, order, rows, ids, bias, optimizer, sums) -> tuple[Any, tuple]:
         penalty, order = floats(*optimizer.penalty), own(order, np.int64)
-        self._sweep(self._csr(block, ids), _target(block), order, rows, bias, optimizer, penalty, sums)
+        return self._sweep(self._csr(block, ids), _target(block), order, rows, bias, optimizer, penalty, sums)
 
     def _csr(self, block: Block, ids: np.ndarray) -> tuple[Any, ...]:
         """indptr, ids, (fields,) values, norms as the kernels take them."""

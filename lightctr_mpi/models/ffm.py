@@ -51,4 +51,5 @@ class FieldAwareFactorizationMachine(Model):
         # FTRL takes no pairs, which alone are compiled for k.
         fixed = (self.k, int(self.options.share > 0)) if optimizer.code != FTRL else (4, 0)
         kernel = ffm.make_sweep(*self._sweep_codes(optimizer), *fixed)
-        kernel(csr, target, order, rows, self._shape, self.width, bias, optimizer.hyper, penalty, sums)
+        hyper = optimizer.hyper
+        return kernel, (csr, target, order, rows, self._shape, self.width, bias, hyper, penalty, sums)

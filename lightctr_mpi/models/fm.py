@@ -34,16 +34,6 @@ class FactorizationMachine(Model):
         fm.gradient(csr, target, self.loss, rows, shape, local, b0, penalty, grad, sums)
 
     def _sweep(self, csr, target, order, rows, bias, optimizer, penalty, sums):
+        shape, hyper = (self._columns, int(self.linear)), optimizer.hyper
         kernel = fm.make_sweep(*self._sweep_codes(optimizer))
-        kernel(
-            csr,
-            target,
-            order,
-            rows,
-            (self._columns, int(self.linear)),
-            self.width,
-            bias,
-            optimizer.hyper,
-            penalty,
-            sums,
-        )
+        return kernel, (csr, target, order, rows, shape, self.width, bias, hyper, penalty, sums)

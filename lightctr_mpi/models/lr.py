@@ -26,4 +26,4 @@ class LogisticRegression(Model):
 
     def _sweep(self, csr, target, order, rows, bias, optimizer, penalty, sums):
         kernel = linear.make_sweep(*self._sweep_codes(optimizer))
-        kernel(csr, target, order, rows, self.width, bias, optimizer.hyper, penalty, sums)
+        return kernel, (csr, target, order, rows, self.width, bias, optimizer.hyper, penalty, sums)

@@ -83,7 +83,7 @@ def _train(argv: Sequence[str], base: Sequence[str] = (), base_name: str = "") -
     from .job import train
     from .mpi import world
 
-    return train(resolved, world())
+    return train(resolved, world(alone=resolved.run.mode != "ps"))
 
 
 def _predict(argv: Sequence[str]) -> int:

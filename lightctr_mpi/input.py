@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import glob
 import os
 import tempfile
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,6 +14,7 @@ from . import readers
 from .comm import agreed, allgather_sizes, bcast_object, raise_first, rank_of, size_of
 from .config import DataOptions
 from .errors import UserError
+from .inorder import Ahead
 from .readers.source import Source, Unit, spool_stdin
 from .report import size_text
 
@@ -190,12 +188,8 @@ def worked_rounds(
     Raises:
         What `work` raised, on every rank, for the first unit of the round.
     """
-    with contextlib.ExitStack() as at_end:
-        pool = None
-        if threads > 1:
-            pool = ThreadPoolExecutor(threads)
-            at_end.callback(pool.shutdown, cancel_futures=True)
-        results = _in_order(source.iterate(rank_of(comm), size_of(comm)), work, pool, 2 * threads)
+    with Ahead(threads) as ahead:
+        results = ahead.in_order(work, source.iterate(rank_of(comm), size_of(comm)))
         while True:
             number, result, problem = next(results, (LAST, None, None))
             more = number != LAST
@@ -205,39 +199,3 @@ def worked_rounds(
             if not states[:, 0].any():
                 return
             yield number, result
-
-
-Worked = tuple[int, T | None, Exception | None]
-
-
-def _in_order(
-    units: Iterator[tuple[int, Unit, bytes]],
-    work: Callable[[Unit, bytes], T],
-    pool: ThreadPoolExecutor | None,
-    ahead: int,
-) -> Iterator[Worked[T]]:
-    """(number, result, problem) of each unit; up to `ahead` units are begun before they are asked for."""
-
-    def attempt(number: int, unit: Unit, data: bytes) -> Worked[T]:
-        try:
-            return number, work(unit, data), None
-        except Exception as error:
-            return number, None, error
-
-    def begun() -> Iterator[Future[Worked[T]] | Worked[T]]:
-        number = -1
-        try:
-            for number, unit, data in units:
-                yield pool.submit(attempt, number, unit, data) if pool else attempt(number, unit, data)
-        except Exception as error:
-            yield number, None, error  # what was read before comes first
-
-    waiting: deque[Future[Worked[T]] | Worked[T]] = deque()
-    for entry in begun():
-        waiting.append(entry)
-        if pool is None or len(waiting) > ahead:
-            first = waiting.popleft()
-            yield first.result() if isinstance(first, Future) else first
-    while waiting:
-        first = waiting.popleft()
-        yield first.result() if isinstance(first, Future) else first

@@ -17,7 +17,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 TIERS = (
     {"errors"},
     {"config", "registry", "defaults", "optiontable", "usage", "flags", "options", "settle", "threads"},
-    {"kernels", "block", "comm"},
+    {"kernels", "block", "comm", "inorder"},
     {"models", "optim", "codecs", "readers", "scores", "metrics", "planted"},
     {"rowstore", "checkpoint", "shard", "compact", "hot", "report"},
     {"bound", "modelfile", "stores", "input", "unseen"},

@@ -15,7 +15,7 @@ import numpy as np
 from .. import __version__
 from ..comm import agreed, bcast_object, rank_of
 from ..errors import UserError
-from .convert import SPOOL_BYTES, content_hash, convert
+from .convert import content_hash, convert
 from .files import same_files, see, stat_of, unchanged, write_all
 from .layout import SCHEMA_VERSION, Layout, Meta, load
 from .read import RowStore
@@ -49,7 +49,7 @@ def open_or_convert(
     folder: str | Path,
     *,
     memory: str = "auto",
-    memory_bytes: int = SPOOL_BYTES,
+    memory_bytes: int | None = None,
     on_estimate: Callable[[Meta], None] | None = None,
     on_note: Callable[[str], None] | None = None,
     progress: Callable[[int, int], None] | None = None,

@@ -21,6 +21,9 @@ import numpy as np
 from ..block import Block
 from ..comm import agreed, allgather_arrays, allgather_sizes, bcast_array, raise_first, rank_of, size_of
 from ..errors import UserError
+from ..inorder import Ahead
+from ..threads import ranks_on_node, threads_of
+from .check import memory_limit
 from .files import disk, same_files, shared_file, stat_of, sync_folder, unchanged
 from .layout import Meta, Origin, load
 from .merge import Numbering, chunks, union
@@ -28,7 +31,8 @@ from .numbers import Numbers
 from .spool import Piece, Spool, has_values, narrow, packed_values
 from .write import write
 
-SPOOL_BYTES = 64 << 20
+LEAST_SPOOL, MOST_SPOOL = 64 << 20, 512 << 20  # bytes of parsed rows in memory
+MOST_THREADS = 4  # that parse: more would wait for the one that reads and numbers keys
 _MORE, _FINISHED, _FAILED = 0, 1, 2
 _DIGEST_WORDS = 2  # int64 words of Source.digest
 _UNIT = ("unit", "rows", "nnz", "values", "no_labels", "weights", "groups", "skipped")
@@ -66,7 +70,7 @@ def convert(
     reader: Any,
     path: str | Path,
     *,
-    memory_bytes: int = SPOOL_BYTES,
+    memory_bytes: int | None = None,
     on_estimate: Callable[[Meta], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Meta:
@@ -77,8 +81,8 @@ def convert(
         source: a readers.source.Source, equal on all ranks.
         reader: a readers.base.Reader, equal on all ranks.
         path: target, in a folder that all ranks see; replaced in one step when everything is written.
-        memory_bytes: memory of this rank for parsed rows; what is more goes to a temporary file beside
-            `path`.
+        memory_bytes: memory of this rank for parsed rows (None: `spool_bytes`); what is more goes to a
+            temporary file beside `path`.
         on_estimate: told the sizes before anything is laid out (`Meta.nbytes()`, `Meta.n_keys`).
         progress: told (rows, bytes of text) read so far by all ranks together.
 
@@ -90,7 +94,7 @@ def convert(
     path = Path(path)
     before = same_files(comm, source)
     partial = shared_file(comm, path)
-    share = Share(Spool(path.parent, memory_bytes))
+    share = Share(Spool(path.parent, spool_bytes() if memory_bytes is None else memory_bytes))
     try:
         _read(comm, source, reader, share, progress)
         origin = Origin([entry[0] for entry in before], stat_of(before))
@@ -123,6 +127,11 @@ def convert(
     return meta
 
 
+def spool_bytes() -> int:
+    """Memory of a rank for parsed rows: the ranks of a node together take a 32nd of its memory or less."""
+    return max(LEAST_SPOOL, min(MOST_SPOOL, memory_limit() // (32 * ranks_on_node(os.environ))))
+
+
 def content_hash(comm: Any, source: Any) -> str:
     """Hash (hex) of the text, computed by all ranks together; equal to the one that `convert` stores."""
     units: list[tuple[int, ...]] = []
@@ -137,34 +146,42 @@ def content_hash(comm: Any, source: Any) -> str:
 def _read(
     comm: Any, source: Any, reader: Any, share: Share, progress: Callable[[int, int], None] | None
 ) -> None:
-    """Parse this rank's units, one in each round; after each the ranks agree on whether to go on."""
-    units = source.iterate(rank_of(comm), size_of(comm))
+    """Read this rank's units, one in each round; after each the ranks agree on whether to go on.
+
+    Threads parse; this one reads, and numbers keys in the order of the units.
+    """
+
+    def parse(unit: Any, data: bytes) -> tuple[bytes, Block, int]:
+        return source.digest(data), reader.parse(data, source.where(unit)), len(data)
+
     place, rows, nbytes = -1, 0, 0
-    while True:
-        state, n, size = _FINISHED, 0, 0
-        problem: Exception | None = None
-        place += 1  # of an error before the next unit is known
-        try:
-            if (found := next(units, None)) is not None:
-                state = _MORE
-                place, unit, data = found
-                share.digests.append(source.digest(data))
-                block = reader.parse(data, source.where(unit))
-                with disk(share.spool.folder):
-                    share.take(place, block)
-                n, size = block.n_rows, len(data)
-        except OverflowError as error:
-            state, problem = _FAILED, UserError(f"{source.files[0].name}: {error}")
-        except Exception as error:
-            state, problem = _FAILED, error
-        states = allgather_sizes(comm, state, n, size)
-        if (states[:, 0] == _FAILED).any():
-            raise_first(comm, problem, (place,))
-        if (states[:, 0] == _FINISHED).all():
-            return
-        rows, nbytes = rows + int(states[:, 1].sum()), nbytes + int(states[:, 2].sum())
-        if progress is not None:
-            progress(rows, nbytes)
+    with Ahead(threads_of(MOST_THREADS)) as ahead:
+        units = ahead.in_order(parse, source.iterate(rank_of(comm), size_of(comm)))
+        while True:
+            state, n, size = _FINISHED, 0, 0
+            problem: Exception | None = None
+            try:
+                if (found := next(units, None)) is not None:
+                    state = _MORE
+                    place, parsed, problem = found
+                    if parsed is not None:
+                        unit_digest, block, size = parsed
+                        share.digests.append(unit_digest)
+                        with disk(share.spool.folder):
+                            share.take(place, block)
+                        n = block.n_rows
+            except OverflowError as error:
+                problem = UserError(f"{source.files[0].name}: {error}")
+            except Exception as error:
+                problem = error
+            states = allgather_sizes(comm, _FAILED if problem else state, n, size)
+            if (states[:, 0] == _FAILED).any():
+                raise_first(comm, problem, (place,))
+            if (states[:, 0] == _FINISHED).all():
+                return
+            rows, nbytes = rows + int(states[:, 1].sum()), nbytes + int(states[:, 2].sum())
+            if progress is not None:
+                progress(rows, nbytes)
 
 
 def _table(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import sys
+import threading
 
 _GC_OBJECTS = 50_000
 
@@ -33,5 +35,23 @@ def _threads_wanted(argv: list[str]) -> int:
     return int(text) if text.isdecimal() and int(text) > 0 else 1
 
 
+def leave(code: int) -> None:
+    """End the process, its tables as they lie: taking apart what is in memory takes a twentieth of a second.
+
+    Where others have work left at the end (MPI, threads, a profiler), it ends as usual.
+    """
+    watched = sys.getprofile() is not None or sys.gettrace() is not None
+    if not watched and "mpi4py.MPI" not in sys.modules and threading.active_count() == 1:
+        atexit._run_exitfuncs()
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        except OSError:  # sys.exit says so
+            pass
+        else:
+            os._exit(code)
+    sys.exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -29,15 +29,13 @@ class Ahead:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
-    def in_order(
-        self, work: Callable[..., T], parts: Iterator[tuple[int, *tuple[Any, ...]]]
-    ) -> Iterator[Worked[T]]:
-        """(number, result, problem) of each part; at most two parts a thread are begun before they are asked for.
+    def in_order(self, work: Callable[..., T], parts: Iterator[Any]) -> Iterator[Worked[T]]:
+        """(number, result, problem) of each part; two for each thread are begun before they are asked for.
 
         Args:
             work: given a part without its number; may run on several at once.
-            parts: (number of the part, what else it has ...), read by the caller's thread. What it raises follows
-                the results of all parts before, as a problem with the number of the last.
+            parts: (number of the part, what else it has ...), read by the caller's thread. What it raises
+                follows the results of all parts before, as a problem with the number of the last.
         """
         waiting: deque[Future[Worked[T]] | Worked[T]] = deque()
         for entry in self._begun(work, parts):

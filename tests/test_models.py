@@ -270,12 +270,14 @@ def test_every_kernel_is_compiled_for_one_signature(name):
         model.sweep(block, np.arange(block.n_rows), rows, block.ids, bias, moves, np.zeros(2))
         model.forward(block, rows, block.ids, bias, np.empty(block.n_rows, np.float32))
         backward(model, rows, block, np.ones(block.n_rows, np.float32))
-    module = importlib.import_module(f"lightctr_mpi.kernels.{'linear' if name == 'lr' else name}")
-    counts = {
-        key: len(kernel.signatures)
-        for key, kernel in vars(module).items()
-        if hasattr(kernel, "signatures") and kernel.py_func.__module__ == module.__name__
-    }
+    counts = {}
+    for home in {"lr": ["linear"], "fm": ["fm"], "ffm": ["ffm", "ffmscore"]}[name]:
+        module = importlib.import_module(f"lightctr_mpi.kernels.{home}")
+        counts |= {
+            key: len(kernel.signatures)
+            for key, kernel in vars(module).items()
+            if hasattr(kernel, "signatures") and kernel.py_func.__module__ == module.__name__
+        }
     # Functions called by a kernel that came from the cache have not been loaded themselves.
     assert counts["forward"] == counts["backward"] == max(counts.values()) == 1
 

@@ -218,26 +218,6 @@ def _logit_by_pairs(use_share, n, k, pairs, table, linear, column, shared):
     return z
 
 
-@jit
-def forward(csr, table, shape, b0, logit):
-    """logit[i] of every row; b0: float32, the bias or 0; shape: (fields, k, whether there is a linear
-    part, float32 share of ffmshare)."""
-    (indptr, ids, fields, values, norms), (n_fields, k, linear, _) = csr, shape
-    T, _, _, x, index, shared = scratch(longest_row(indptr, np.arange(len(indptr) - 1)), n_fields, k)
-    pairs = (np.empty(n_fields, np.int64), np.empty(n_fields, np.float32))
-    column = (n_fields * k + 7) // 8 * 8
-    for i in range(len(logit)):
-        a, b = indptr[i], indptr[i + 1]
-        if i + 1 < len(logit):
-            fetch_entries(table, ids, b, indptr[i + 2], column + linear)
-        n, m = _enter_row(a, b, norms[i], ids, fields, values, n_fields, x, index)
-        if _find_entries(n, k, n_fields, x, index, table.shape[1], pairs):
-            logit[i] = b0 + _logit_by_pairs(False, n, k, pairs, table, linear, column, shared)
-        else:
-            _sum_fields(n, m, k, x, index, table, T)
-            logit[i] = b0 + _row_logit(n, m, k, m == n_fields, x, index, table, linear, column, T)
-
-
 @inline
 def _add_blocks(full, j, at, m, k, kx, index, T, touched, table, l2, l1, grad, u):
     """Gradient of the blocks of W[j] that an entry touches; `at` is where its row of T starts."""

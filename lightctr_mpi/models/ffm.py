@@ -1,4 +1,5 @@
-"""Field-aware factorization machine (Juan, Zhuang, Chin, Lin 2016). Kernels in kernels/ffm.py."""
+"""Field-aware factorization machine (Juan, Zhuang, Chin, Lin 2016). Kernels in kernels/ffm.py and
+kernels/ffmscore.py."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import numpy as np
 
 from ..config import ModelOptions
 from ..errors import UserError
-from ..kernels import ffm
+from ..kernels import ffm, ffmscore
 from ..kernels.simd import round_up
 from ..kernels.steps import FTRL
 from .base import Model
@@ -39,7 +40,7 @@ class FieldAwareFactorizationMachine(Model):
         return (linear if self.linear else []) + factors
 
     def _forward(self, csr, rows, b0, logit):
-        ffm.forward(csr, rows, self._shape, b0, logit)
+        ffmscore.forward(csr, rows, self._shape, b0, logit)
 
     def _backward(self, csr, rows, local, dlogit, penalty, grad):
         ffm.backward(csr, rows, self._shape, local, dlogit, penalty, grad)

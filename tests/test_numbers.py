@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from lightctr_mpi.kernels.direct import SMALL, translate
 from lightctr_mpi.kernels.parse_merge import grows
+from lightctr_mpi.rowstore import spool
 from lightctr_mpi.rowstore.numbers import Numbers
 from lightctr_mpi.rowstore.spool import has_values, narrow, packed_values, unpacked_values
 
@@ -89,3 +90,28 @@ def test_growing_rows(table):
     none, zeros = np.empty(0, np.int32), np.zeros(len(flat), np.uint64)
     assert grows(indptr, np.array(flat, np.int32), zeros, True) == expected
     assert grows(indptr, none, np.array(flat, np.uint64), False) == expected
+
+
+@pytest.mark.parametrize("stretch", [64, 1000, 1 << 20])
+def test_what_a_spool_keeps_is_its_own(monkeypatch, tmp_path, stretch):
+    monkeypatch.setattr(spool, "STRETCH", stretch)
+    rng, kept = np.random.default_rng(4), spool.Spool(tmp_path, 1 << 30)
+    columns = [
+        {
+            "ids": rng.integers(0, 1000, n).astype(np.int32),
+            "labels": rng.random(n // 3),
+            "fields": np.arange(n, dtype=np.uint8),
+        }
+        for n in (0, 1, 50, 7, 120)
+    ]
+    expected = [{name: column.copy() for name, column in unit.items()} for unit in columns]
+    for number, unit in enumerate(columns):
+        kept.append(spool.Piece(number, unit))
+        for column in unit.values():
+            column.fill(0)
+    assert kept.on_disk == 0
+    for number, piece in enumerate(kept.drain()):
+        assert piece.unit == number
+        for name, column in expected[number].items():
+            assert piece.columns[name].dtype == column.dtype
+            np.testing.assert_array_equal(piece.columns[name], column)

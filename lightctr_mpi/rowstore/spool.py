@@ -10,7 +10,11 @@ from typing import BinaryIO
 
 import numpy as np
 
+from ..kernels.memory import LINE, alloc_rows
 from .files import read_into, write_all
+
+LINE_BYTES = 4 * LINE
+STRETCH = 16 << 20
 
 
 @dataclass(slots=True)
@@ -58,6 +62,27 @@ def unpacked_values(columns: dict[str, np.ndarray], ones: np.ndarray) -> np.ndar
     return ones
 
 
+class Room:
+    """Arrays one behind the other in stretches of memory that go back to the system with the last of each.
+
+    Many arrays of a unit's size on the heap would leave it full of holes for the rest of the run.
+    """
+
+    def __init__(self) -> None:
+        self._stretch, self._used = np.empty(0, np.uint8), 0
+
+    def keep(self, array: np.ndarray) -> np.ndarray:
+        """A copy of a one-dimensional array."""
+        lines = -(-array.nbytes // LINE_BYTES)
+        if self._used + lines * LINE_BYTES > len(self._stretch):
+            rows = alloc_rows(max(lines, STRETCH // LINE_BYTES), LINE)
+            self._stretch, self._used = rows.reshape(-1).view(np.uint8), 0
+        copy = self._stretch[self._used : self._used + array.nbytes].view(array.dtype)
+        copy[:] = array
+        self._used += lines * LINE_BYTES
+        return copy
+
+
 class Spool:
     """Columns of units, given back in the order in which they came.
 
@@ -71,6 +96,7 @@ class Spool:
     def __init__(self, folder: Path, memory_bytes: int):
         self.folder, self._left = folder, memory_bytes
         self._kept: list[Piece] = []
+        self._room = Room()
         self._index: list[tuple[int, list[tuple[str, np.dtype, int]]]] = []
         self._file: BinaryIO | None = None
         self._end = 0
@@ -79,9 +105,8 @@ class Spool:
         size = sum(column.nbytes for column in piece.columns.values())
         if self._file is None and size <= self._left:
             self._left -= size
-            for name, column in piece.columns.items():  # a view would keep the larger array behind it alive
-                piece.columns[name] = column if column.base is None else column.copy()
-            self._kept.append(piece)
+            kept = {name: self._room.keep(column) for name, column in piece.columns.items()}
+            self._kept.append(Piece(piece.unit, kept))
             return
         if self._file is None:
             self._file = tempfile.TemporaryFile(dir=self.folder, buffering=0)  # noqa: SIM115
@@ -94,6 +119,7 @@ class Spool:
     def drain(self) -> Iterator[Piece]:
         """Every piece once; what was in memory is let go piece by piece."""
         self._kept.reverse()
+        self._room = Room()
         while self._kept:
             yield self._kept.pop()
         position = 0

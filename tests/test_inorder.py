@@ -15,7 +15,6 @@ from lightctr_mpi.inorder import Ahead
 from lightctr_mpi.readers.source import Source
 
 convert = importlib.import_module("lightctr_mpi.rowstore.convert")  # the package has a function of this name
-write = importlib.import_module("lightctr_mpi.rowstore.write")
 
 
 def rows_of(n: int) -> list[str]:
@@ -35,7 +34,6 @@ def threads(monkeypatch):
 
     def use(count: int) -> None:
         monkeypatch.setattr(convert, "threads_of", lambda wanted: count)
-        monkeypatch.setattr(write, "threads_of", lambda wanted: count)
 
     return use
 

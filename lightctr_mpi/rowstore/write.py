@@ -9,15 +9,11 @@ from typing import Any
 import numpy as np
 
 from ..comm import agreed, bcast_object, rank_of
-from ..inorder import Ahead
 from ..kernels.direct import translate
 from ..kernels.jit import own
-from ..threads import threads_of
 from .files import disk, write_all
 from .layout import Meta, Origin, create
 from .spool import Spool, unpacked_values
-
-MOST_THREADS = 2
 
 
 class Writer:
@@ -97,14 +93,7 @@ def write(
                 writer.put("indptr", 0, np.zeros(1, np.int64))
                 writer.put("dictionary/keys", 0, keys[0])
                 writer.put("dictionary/fields", 0, fields[0])
-            pieces = ((piece.unit, piece.unit, piece.columns) for piece in spool.drain())
-
-            def put(unit: int, columns: dict[str, np.ndarray]) -> None:
-                writer.unit(columns, *places[unit], keys[1], fields[1])
-
-            with Ahead(threads_of(MOST_THREADS)) as ahead:  # one writes while another translates
-                for _, _, problem in ahead.in_order(put, pieces):
-                    if problem is not None:
-                        raise problem
+            for piece in spool.drain():
+                writer.unit(piece.columns, *places[piece.unit], keys[1], fields[1])
         finally:
             writer.close()

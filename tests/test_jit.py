@@ -132,3 +132,18 @@ def test_eight_lanes_are_one_register_where_the_cpu_has_them():
     assembly = next(iter(fresh.inspect_asm().values()))
     wide = jit.llvmlite.binding.get_host_cpu_features().get("avx", False)
     assert ("ymm" in assembly) == wide
+
+
+@jit.jit
+def _inverse_roots(x, out):
+    for c in range(0, len(x), 8):
+        simd.store8(out[0], c, simd.rsqrt(simd.load8(x, c)))
+        simd.store4(out[1], c, simd.rsqrt(simd.load4(x, c)))
+        simd.store4(out[1], c + 4, simd.rsqrt(simd.load4(x, c + 4)))
+
+
+def test_the_inverse_square_root_is_one_of_float32():
+    x = np.geomspace(1.2e-38, 3e38, 4096, dtype=np.float32)
+    out = np.zeros((2, len(x)), np.float32)
+    _inverse_roots(x, out)
+    np.testing.assert_allclose(out, np.tile(1 / np.sqrt(x.astype(np.float64)), (2, 1)), rtol=2.5e-7)

@@ -211,6 +211,45 @@ def sqrt(typingctx, a):
     return a(a), codegen
 
 
+def _estimates_rsqrt(context) -> bool:
+    """Whether the code is for an x86 CPU with AVX."""
+    triple, _, features = context.codegen().magic_tuple()
+    return triple.startswith(("x86_64", "i386", "i686")) and "+avx" in features.split(",")
+
+
+@intrinsic
+def rsqrt(typingctx, a):
+    """1 / sqrt(a) of each lane, for normal numbers above 0; a relative error of about 2e-7 at most.
+
+    With AVX the CPU's estimate e of 12 bits and one Newton step, e (3/2 - a e^2 / 2), which LLVM chooses for
+    x / sqrt(y) on some CPUs only; elsewhere square root and division. 0 and infinity give NaN with AVX.
+    """
+    if not isinstance(a, Vector):
+        return None
+
+    def codegen(context, builder, signature, args):
+        kind = ir.FunctionType(a.llvm, [a.llvm])
+
+        def call(name, **flags):
+            function = cgutils.get_or_insert_function(builder.module, kind, name)
+            return builder.call(function, [args[0]], **flags)
+
+        def constant(number):
+            return ir.Constant(a.llvm, [number] * a.lanes)
+
+        if not _estimates_rsqrt(context):
+            root = call(f"llvm.sqrt.v{a.lanes}f32", fastmath=_FLAGS)
+            return builder.fdiv(constant(1.0), root, flags=_FLAGS)
+        e = call("llvm.x86.avx.rsqrt.ps.256" if a.lanes == 8 else "llvm.x86.sse.rsqrt.ps")
+        # Contracted, but not reassociated: (a e) e is near 1, where a (e e) could overflow for small a.
+        minus_half = builder.fmul(args[0], constant(-0.5))
+        square = builder.fmul(builder.fmul(minus_half, e), e, flags=("contract",))
+        correction = builder.fadd(square, constant(1.5), flags=("contract",))
+        return builder.fmul(e, correction)
+
+    return a(a), codegen
+
+
 @intrinsic
 def prefetch(typingctx, array, offset):
     """Ask for the cache line of element `offset`, to be read; any address is harmless."""

@@ -15,6 +15,7 @@ total4, total8 = Intrinsic("total4"), Intrinsic("total8")
 join, low, high = Intrinsic("join"), Intrinsic("low"), Intrinsic("high")
 add, sub, mul, div = Intrinsic("add"), Intrinsic("sub"), Intrinsic("mul"), Intrinsic("div")
 fma, sqrt, sign, prefetch = Intrinsic("fma"), Intrinsic("sqrt"), Intrinsic("sign"), Intrinsic("prefetch")
+rsqrt = Intrinsic("rsqrt")
 
 
 def round_up(n: int) -> int:

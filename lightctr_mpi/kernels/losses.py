@@ -38,6 +38,16 @@ def point_slope(code, logit, label):
 
 
 @jit_exact
+def point_both(code, logit, label):
+    """`point_loss` and `point_slope` with one exponential for both."""
+    z, y = np.float64(logit), np.float64(label)
+    if code == SQUARED:
+        return 0.5 * (z - y) * (z - y), z - y
+    t = math.exp(-abs(z))
+    return max(z, 0.0) + math.log1p(t) - y * z, (1.0 if z >= 0 else t) / (1.0 + t) - y
+
+
+@jit_exact
 def add_loss(code, logit, labels, weights, i, sums):
     """Add row i to sums float64[3] (weighted loss, weight, weighted slope); returns that slope, float32.
 

@@ -161,7 +161,7 @@ def _make_known(clamp: bool):
 def _make_apart(clamp: bool):
     @intrinsic
     def apart(typingctx, ids, e, last, x):
-        """Whether no id is negative, no x is 0 and all ids differ: the order of the entries does not matter."""
+        """Whether no id is negative, no x is 0 and all ids differ: the entries have no order."""
 
         def codegen(context, builder, signature, args):
             numbers = _load_ids(context, builder, signature.args[0], *args[:3], clamp)

@@ -14,9 +14,9 @@ from functools import cache
 import numpy as np
 
 from . import simd
-from .ahead import fetch_entries
+from .ahead import fetch_entries, fetch_row
 from .jit import inline, jit
-from .losses import add_loss, point_loss, point_slope
+from .losses import add_loss, point_both
 from .steps import FTRL, sign, step, step8, step_bias
 
 AHEAD = 4  # rows by which memory is asked for in advance
@@ -34,19 +34,19 @@ def _row_logit(a, b, r, ids, values, table, h, linear, total):
     """Logit of the entries a to b without the bias; fills total float32[h] with S."""
     z, squares, stride = ZERO, simd.splat8(ZERO), table.shape[1]
     for c in range(0, h, 8):
-        simd.store8(total, c, squares)
-    for e in range(a, b):
-        j = ids[e]
-        if j < 0:
-            continue
-        x, offset = _entry(e, r, values), np.int64(j) * stride
-        x8 = simd.splat8(x)
-        for c in range(0, h, 8):
-            part = simd.mul(x8, simd.load8(table, offset + c))
-            simd.store8(total, c, simd.add(simd.load8(total, c), part))
-            squares = simd.fma(part, part, squares)
-        if linear:
-            z += x * table[j, h]
+        sum8 = simd.splat8(ZERO)  # in a register: through `total` each entry would wait for the one before
+        for e in range(a, b):
+            j = ids[e]
+            if j >= 0:
+                x8 = simd.splat8(_entry(e, r, values))
+                part = simd.mul(x8, simd.load8(table, np.int64(j) * stride + c))
+                sum8 = simd.add(sum8, part)
+                squares = simd.fma(part, part, squares)
+        simd.store8(total, c, sum8)
+    if linear:
+        for e in range(a, b):
+            if ids[e] >= 0:
+                z += _entry(e, r, values) * table[ids[e], h]
     pairs = simd.splat8(ZERO)
     for c in range(0, h, 8):
         part = simd.load8(total, c)
@@ -164,6 +164,9 @@ def make_sweep(opt: int, loss: int, use_l1: int, use_bias: int):
         lines = slot + (h + linear) * opt  # SGD, Adagrad and FTRL are 0, 1, 2: as many slots of state
         loss_sum, weight_sum = 0.0, 0.0
         for p in range(len(order)):
+            if p + 3 * AHEAD < len(order):
+                simd.prefetch(indptr, order[p + 3 * AHEAD])
+                fetch_row((indptr, ids, ids, values, norms), target, order[p + 2 * AHEAD], 0)
             if p + AHEAD < len(order):
                 later = order[p + AHEAD]
                 for e in range(indptr[later], indptr[later + 1]):
@@ -175,9 +178,10 @@ def make_sweep(opt: int, loss: int, use_l1: int, use_bias: int):
             if use_bias:
                 z += bias[0]
             weight = np.float64(weights[i]) if weights.size > 0 else 1.0
-            loss_sum += weight * point_loss(loss, z, labels[i])
+            point, slope = point_both(loss, z, labels[i])
+            loss_sum += weight * point
             weight_sum += weight
-            kappa = np.float32(weight * point_slope(loss, z, labels[i]))
+            kappa = np.float32(weight * slope)
             for e in range(a, b):
                 x = _entry(e, r, values)
                 if ids[e] >= 0 and x != 0:

@@ -111,7 +111,7 @@ def _row_logit8(a, b, r, ids, values, table):
     return z + r * simd.total8(sum8)
 
 
-@jit
+@inline
 def _learn(opt, use_l1, a, b, r, kappa, ids, values, table, slot, hyper, penalty):
     """One step on the entries a to b, one after the other."""
     l2, l1 = penalty

@@ -132,7 +132,7 @@ def test_logits_are_those_of_the_stored_weights(storage, k):
 )
 def test_steps_below_the_last_digit_add_up(storage, digits, k):
     """Rounding to the nearest would leave every weight where it is; on average they move as in float32."""
-    n_keys, passes = 3000, 40
+    n_keys, passes = 30_000, 40  # some thousand steps of a digit: a mean to about 3 %
     settings = ModelOptions(name="ffm", k=k, storage=storage, bias=False, linear=False, share=0.0)
     adagrad = OptimizerOptions(lr=0.02 * 2.0**-digits, l2=0.0, init=1.0, sums="block")
     model = build_model(settings, adagrad, 2, "logistic")

@@ -150,7 +150,7 @@ def _make_known(clamp: bool):
         """Whether no id is negative."""
 
         def codegen(context, builder, signature, args):
-            numbers = _load_ids(context, builder, signature.args[0], *args, clamp)
+            numbers = _load_ids(context, builder, signature.args[0], args[0], args[1], args[2], clamp)
             return _none(builder, builder.icmp_signed("<", numbers, _lanes([0] * 8)))
 
         return types.boolean(ids, types.int64, types.int64), codegen
@@ -164,7 +164,7 @@ def _make_apart(clamp: bool):
         """Whether no id is negative, no x is 0 and all ids differ: the entries have no order."""
 
         def codegen(context, builder, signature, args):
-            numbers = _load_ids(context, builder, signature.args[0], *args[:3], clamp)
+            numbers = _load_ids(context, builder, signature.args[0], args[0], args[1], args[2], clamp)
             bad = builder.icmp_signed("<", numbers, _lanes([0] * 8))
             bad = builder.or_(bad, builder.fcmp_ordered("==", args[3], ir.Constant(F32X8.llvm, [0.0] * 8)))
             if clamp:  # repeated lanes get numbers that differ

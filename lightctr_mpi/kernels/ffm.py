@@ -24,12 +24,13 @@ from functools import cache
 import numpy as np
 
 from . import blocks, ffmpairs, ffmshare, simd
-from .ahead import fetch_entries
+from .ahead import fetch_entries, fetch_row
 from .jit import inline, jit
-from .losses import add_loss, point_loss, point_slope
+from .losses import add_loss, point_both
 from .steps import FTRL, sign, step, step8, step_bias
 
 HALF, ONE, ZERO = np.float32(0.5), np.float32(1), np.float32(0)
+AHEAD = 4  # rows of data whose own numbers are asked for in advance
 
 
 @jit
@@ -387,6 +388,9 @@ def make_sweep(opt: int, loss: int, use_l1: int, use_bias: int, k: int, use_shar
         loss_sum, weight_sum = 0.0, 0.0
         for p in range(len(order)):
             i = order[p]
+            if p + 2 * AHEAD < len(order):
+                simd.prefetch(indptr, order[p + 2 * AHEAD])
+                fetch_row(csr, target, order[p + AHEAD], True)
             a, b = indptr[i], indptr[i + 1]
             ahead = indptr[order[p + 1]] if p + 1 < len(order) else len(ids)
             n, m = _enter_row(a, b, norms[i], ids, fields, values, n_fields, x, index)
@@ -400,9 +404,10 @@ def make_sweep(opt: int, loss: int, use_l1: int, use_bias: int, k: int, use_shar
             if use_bias:
                 z += bias[0]
             weight = np.float64(weights[i]) if weights.size > 0 else 1.0
-            loss_sum += weight * point_loss(loss, z, labels[i])
+            point, slope = point_both(loss, z, labels[i])
+            loss_sum += weight * point
             weight_sum += weight
-            kappa = np.float32(weight * point_slope(loss, z, labels[i]))
+            kappa = np.float32(weight * slope)
             if paired:
                 (base, by_field), rate = pairs, hyper[0]
                 if use_share:

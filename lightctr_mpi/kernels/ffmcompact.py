@@ -38,7 +38,7 @@ from .ffm import longest_row
 from .ffmfull import turning_space
 from .ffmpairs import pull_of
 from .jit import inline, jit
-from .losses import point_loss, point_slope
+from .losses import point_both
 from .steps import ADAGRAD, sign, step_bias
 
 HALF, ONE, ZERO = np.float32(0.5), np.float32(1), np.float32(0)
@@ -309,9 +309,10 @@ def make_sweep(loss: int, use_l1: int, use_bias: int, use_share: int, kind: int,
             if use_bias:
                 z += bias[0]
             weight = np.float64(weights[i]) if weights.size > 0 else 1.0
-            loss_sum += weight * point_loss(loss, z, labels[i])
+            point, slope = point_both(loss, z, labels[i])
+            loss_sum += weight * point
             weight_sum += weight
-            kappa = np.float32(weight * point_slope(loss, z, labels[i]))
+            kappa = np.float32(weight * slope)
             last = table[work[1][0] + work[2][n - 1]] if n > 0 else ONE  # a sum that this row lets grow
             dither = blocks.start_dither(np.uint32(i), last)
             if full:

@@ -192,7 +192,7 @@ def _find_steps(k, n, sums, rate8, table, turned):
             squares = simd.add(blocks.low_halves(first, second), blocks.high_halves(first, second))
             s = simd.fma(squares, part, s)
             simd.store8(table, sums + u, s)
-        simd.store8(steps, u, simd.div(rate8, simd.sqrt(s)))
+        simd.store8(steps, u, simd.mul(rate8, simd.rsqrt(s)))
 
 
 @inline

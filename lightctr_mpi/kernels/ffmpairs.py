@@ -83,7 +83,7 @@ def _learn_several(opt, use_l1, use_share, k, f, g, kf, base, x, shared, table, 
         s = gather8(FLOAT32, k, table, base, g, k * f + slot)
         s = simd.fma(slope, slope, s)
         scatter8(FLOAT32, k, table, base, g, k * f + slot, s, s)
-        slope = simd.div(slope, simd.sqrt(s))
+        slope = simd.mul(slope, simd.rsqrt(s))
     moved = simd.sub(others, simd.mul(rate8, slope))
     scatter8(FLOAT32, k, table, base, g, k * f, moved, moved)
 
@@ -127,7 +127,7 @@ def _learn_last(opt, use_l1, f, g, k, kx, pair, states, shared, table, rate, l2,
         if opt == 1:
             s = simd.fma(slope, slope, blocks.gather4_f32(table, states, 0, 0))
             blocks.scatter4_f32(table, states, 0, 0, s, s)
-            slope = simd.div(slope, simd.sqrt(s))
+            slope = simd.mul(slope, simd.rsqrt(s))
         moved = simd.sub(w, simd.mul(simd.splat8(rate), slope))
         blocks.scatter4_f32(table, pair, 0, 0, moved, moved)
     else:
@@ -135,7 +135,7 @@ def _learn_last(opt, use_l1, f, g, k, kx, pair, states, shared, table, rate, l2,
         if opt == 1:
             s4 = simd.fma(slope4, slope4, blocks.both2_f32(table, states, 0, 0))
             blocks.put2_f32(table, states, 0, 0, s4, s4)
-            slope4 = simd.div(slope4, simd.sqrt(s4))
+            slope4 = simd.mul(slope4, simd.rsqrt(s4))
         moved4 = simd.sub(w4, simd.mul(simd.splat4(rate), slope4))
         blocks.put2_f32(table, pair, 0, 0, moved4, moved4)
 

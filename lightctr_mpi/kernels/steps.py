@@ -74,7 +74,7 @@ def step8_apart(opt, table, offset, state, slot, g, rate8):
     else:
         s = simd.fma(g, g, simd.load8(state, slot))
         simd.store8(state, slot, s)
-        simd.store8(table, offset, simd.sub(w, simd.mul(rate8, simd.div(g, simd.sqrt(s)))))
+        simd.store8(table, offset, simd.sub(w, simd.mul(simd.mul(rate8, g), simd.rsqrt(s))))
 
 
 @inline

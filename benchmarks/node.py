@@ -2,8 +2,8 @@
 
 The files are made by `convert`. Learns row by row on one rank, on several that share the model (ring.replica
 = node) and with as many threads of one rank, in turn (A B A B ...). Prints medians over repeats: rows per
-second of the best epoch; the same by processor time, of the rank that used most of it, as if every rank had a
-core to itself, with the ratio to one rank; and the memory of all ranks after training, shared pages counted
+second of the best epoch and their ratio to one rank; the same by processor time, of the rank that used most
+of it, as if every rank had a core to itself; and the memory of all ranks after training, shared pages counted
 once (Pss).
 """
 
@@ -21,10 +21,10 @@ import numpy as np
 
 from lightctr_mpi import defaults, models, mpi, optim
 from lightctr_mpi.bound import BoundRows
+from lightctr_mpi.compact import build_shard
 from lightctr_mpi.config import ModelOptions, OptimizerOptions
 from lightctr_mpi.ring.node import NodeReplica
 from lightctr_mpi.rowstore import RowStore
-from lightctr_mpi.shard import Shard
 from lightctr_mpi.stores import Local, Sequential
 
 
@@ -43,7 +43,7 @@ def measure(args: argparse.Namespace) -> None:
         defaults.model(ModelOptions(name=args.model)), 0 if fields is None else len(fields), "logistic"
     )
     optimizer = optim.build(defaults.optimizer(OptimizerOptions(), args.model))
-    store: Local = Sequential(Shard(model, optimizer, keys, 1), args.threads)
+    store: Local = Sequential(build_shard(model, optimizer, keys, 1, threads=args.threads), args.threads)
     if world.size > 1:
         store = NodeReplica(world.node, world.windows, model, optimizer, keys, 1, args.threads)
     data, unseen = (BoundRows(rows, keys, fields, norm=True) for rows in (train, test))
@@ -87,7 +87,7 @@ def compare(args: argparse.Namespace) -> None:
     for n in args.ranks:
         ways += [(f"{n} ranks", n, 1), (f"{n} threads", 1, n)]
     mpirun = Path(sys.executable).parent / "mpirun"
-    print("model  on             rows/s   of processor time   ratio      MB   test logloss")
+    print("model  on             rows/s   ratio   of processor time   ratio      MB   test logloss")
     for name in args.models:
         found: dict[str, list] = {way: [] for way, _, _ in ways}
         for _ in range(args.repeat):
@@ -96,11 +96,11 @@ def compare(args: argparse.Namespace) -> None:
                 command += ["--epochs", args.epochs, "--model", name, "--threads", threads]
                 done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, check=True)
                 found[way].append(json.loads(done.stdout.splitlines()[-1]))
-        alone = statistics.median(rates[1] for rates in found["1 rank"])
+        alone, alone_busy = (statistics.median(rates[i] for rates in found["1 rank"]) for i in (0, 1))
         for way, runs in found.items():
             wall, busy, memory, loss = map(statistics.median, zip(*runs, strict=True))
-            columns = f"{wall:>9,.0f} {busy:>19,.0f} {busy / alone:>7.2f} {memory:>7,.0f} {loss:>14.4f}"
-            print(f"{name:<6} {way:<11} {columns}", flush=True)
+            rates = f"{wall:>9,.0f} {wall / alone:>7.2f} {busy:>19,.0f} {busy / alone_busy:>7.2f}"
+            print(f"{name:<6} {way:<11} {rates} {memory:>7,.0f} {loss:>14.4f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ _GC_OBJECTS = 50_000
 
 
 def main() -> int:
+    _open_closed()
     from .threads import limit_threads
 
     # Modules are loaded to stay; looking for garbage among them takes a tenth of the time to start.
@@ -22,6 +23,13 @@ def main() -> int:
     from .mpi import guard
 
     return guard(run, sys.argv[1:])
+
+
+def _open_closed() -> None:
+    """Give what a shell's >&- has closed a place: else the next file to be opened would get its number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115: stays open
 
 
 def _threads_wanted(argv: list[str]) -> int:

@@ -72,9 +72,9 @@ def is_special(path: str | os.PathLike[str]) -> bool:
     Such a name must be opened, never replaced: a rename puts a plain file in the place of the device.
     """
     try:
-        mode = os.stat(path).st_mode
         if os.path.islink(path) and os.readlink(path).startswith("/proc/"):
-            return True
+            return True  # also where nothing is at its end, as after a shell's >&-
+        mode = os.stat(path).st_mode
     except OSError:
         return False
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))

@@ -8,6 +8,7 @@ waiting.
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import signal
@@ -220,6 +221,12 @@ def guard(main: Callable[..., int | None], *arguments: Any) -> int:
         text = f"{problem.code}\n" if isinstance(problem.code, str) else ""
     except BrokenPipeError:  # as in "inspect | head"; training goes on without
         text = "lightctr_mpi: stopped: standard output was closed\n"
+    except OSError as problem:
+        if problem.filename is None and problem.errno in (errno.ENOSPC, errno.EIO, errno.EBADF):  # of print
+            code, text = EXIT_USER, _unwritable(problem)
+        else:
+            text = traceback.format_exc()
+        speaks = getattr(problem, "agreed", _rank()) == _rank()
     except BaseException as problem:
         text = traceback.format_exc()
         speaks = getattr(problem, "agreed", _rank()) == _rank()  # elsewhere there is only a copy
@@ -237,8 +244,10 @@ def _leave(code: int, text: str, speaks: bool) -> int:
     """Meet the other ranks, or abort them; print `text` on one rank; return the common exit code."""
     try:
         sys.stdout.flush()
-    except BrokenPipeError:  # what is left goes nowhere, lest Python complain at its end
+    except OSError as problem:  # what is left goes nowhere, lest Python complain at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(problem, BrokenPipeError) and not code:
+            code, text, speaks = EXIT_USER, _unwritable(problem), True
     if _world is None or _world.size == 1:
         if _rank() == 0 or code == EXIT_FAULT:
             _say(text)
@@ -258,6 +267,10 @@ def _leave(code: int, text: str, speaks: bool) -> int:
     if _world.rank == speaker:
         _say(text)
     return int(table[speaker, 0])
+
+
+def _unwritable(problem: OSError) -> str:
+    return f"lightctr_mpi: error: cannot write standard output: {problem.strerror}\n"
 
 
 def _say(text: str) -> None:

@@ -27,6 +27,7 @@ from .kernels.lookup import Lookup
 from .kernels.memory import alloc_rows
 from .metrics import Tally
 from .mpi import World, once_per_node
+from .optiontable import OPTIONS
 from .output import Output
 from .readers.source import Unit
 from .threads import threads_of
@@ -35,6 +36,16 @@ from .warm import warm_reading, warm_scoring
 T = TypeVar("T")
 STORE_ROWS = 65536  # rows of a row store that are scored together
 MOST_THREADS = 8  # the data are read by one more
+
+
+def _options_of(source: Checkpoint) -> ModelOptions:
+    """Raises UserError for a value that no training has written."""
+    names, kept = {field.name for field in dataclasses.fields(ModelOptions)}, source.meta.model
+    found = {name: value for name, value in kept.items() if name in names}
+    for name, value in found.items():
+        if name != "k":  # 0 where the model has no factors
+            OPTIONS[f"model.{name}"].read(value, str(source.path))
+    return ModelOptions(**found)
 
 
 class Scorer:
@@ -47,8 +58,7 @@ class Scorer:
 
     def __init__(self, source: Checkpoint, map_pieces: Map = map):
         meta = source.meta
-        names = {f.name for f in dataclasses.fields(ModelOptions)}
-        self.options = ModelOptions(**{k: v for k, v in meta.model.items() if k in names})
+        self.options = _options_of(source)
         order = source.order
         self.keys = source.keys if order is None else source.keys[order]
         self.fields = source.field_keys
@@ -63,7 +73,9 @@ class Scorer:
             read_into(source, f"parameters/{name}", self.rows[:, columns], place, map_pieces)
         if self.model.bias:
             self.bias[:] = source.read("parameters/bias")
-        self.seed = meta.model["seed"] if self.options.unseen == "start" else None
+        self.seed = None
+        if self.options.unseen == "start":
+            self.seed = OPTIONS["seed"].read(meta.model.get("seed"), str(source.path))
 
     def warm(self) -> None:
         """Compile what scores."""

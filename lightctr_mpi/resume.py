@@ -42,6 +42,12 @@ def check_same_model(source: Checkpoint, run: Run) -> None:
         found, wanted = source.meta.model.get(key), getattr(run.model, key)
         if wanted is not None and found != wanted:
             raise UserError(f"{source.path} was trained with model.{key} = {found}, this run has {wanted}")
+    began = source.meta.model.get("seed")
+    if run.model.unseen == "start" and began != run.seed:
+        raise UserError(
+            f"{source.path} began with seed = {began}, this run has {run.seed}: the starting weights of "
+            "model.unseen = start would be others"
+        )
 
 
 def changes(source: Checkpoint, run: Run) -> list[str]:
@@ -49,6 +55,7 @@ def changes(source: Checkpoint, run: Run) -> list[str]:
     then, now = (tomllib.loads(text) for text in (source.meta.config_toml, options.to_toml(run)))
     keys = [("", "seed"), *(("train", name) for name in ("sync", "batch_size", "shuffle"))]
     keys += [("data", name) for name in ("block_rows", "window_blocks")]
+    keys += [("model", name) for name in ("unseen", "share", "storage", "init", "init_scale")]
     keys += [("optimizer", name) for name in now["optimizer"]]
     lines = []
     for section, name in keys:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import launch
 import pytest
 
 ENDS = {
@@ -38,3 +39,22 @@ def test_a_closed_output_is_told():
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, timeout=60)
     assert done.returncode != 0 and b"No space left on device" in done.stderr
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+def test_a_full_output_is_one_line(buffered):
+    extra = {} if buffered else {"PYTHONUNBUFFERED": "1"}
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "lightctr_mpi", "train", "--help"]
+        env = launch.environment(extra)
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, env=env)
+    expected = "lightctr_mpi: error: cannot write standard output: No space left on device\n"
+    assert (done.returncode, done.stderr) == (2, expected)
+
+
+def test_no_output_at_all(tmp_path):
+    """As after a shell's >&-: Python then has no sys.stdout."""
+    words = ["-m", "lightctr_mpi", "synth", "--rows", "5", "--out"]
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, *words, str(tmp_path / "s")]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert "Traceback" not in done.stderr and done.returncode == 0

@@ -82,9 +82,11 @@ def test_what_replaces_a_file_leaves_others_alone(trained, pipe):
 
 def test_what_is_special(tmp_path, pipe):
     (tmp_path / "file").touch()
-    for name, target in {"to_file": "file", "to_stdout": "/proc/self/fd/1", "to_full": FULL}.items():
+    links = {"to_file": "file", "to_stdout": "/proc/self/fd/1", "to_full": FULL}
+    links["to_closed"] = "/proc/self/fd/999"
+    for name, target in links.items():
         (tmp_path / name).symlink_to(target)
-    special = {"pipe", "to_stdout", "to_full"}
+    special = {"pipe", "to_stdout", "to_full", "to_closed"}
     assert {path.name for path in tmp_path.iterdir() if is_special(path)} == special
     assert not is_special(tmp_path) and not is_special(tmp_path / "nothing")
 

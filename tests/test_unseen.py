@@ -11,7 +11,10 @@ import pytest
 from cases import logloss, parse
 from test_cli_ranks import done, rows
 
+from lightctr_mpi import checkpoint
 from lightctr_mpi.checkpoint.export import import_text
+from lightctr_mpi.errors import UserError
+from lightctr_mpi.predict import Scorer
 from lightctr_mpi.unseen import PIECE_ROWS
 
 WORD = 2**64
@@ -142,3 +145,39 @@ def test_all_modes_count_them_alike(mode, ranks, tmp_path):
 def test_keys_without_parameters_and_starting_weights_exclude_each_other(program, option):
     words = ("train", "--data.train", "good200.ffm", "--model.unseen", "start", f"--ps.{option}", 2)
     assert program.refused(*words).startswith("model.unseen = start: a key without parameters")
+
+
+def test_what_decides_about_a_prediction_is_told_or_refused_when_it_changes(tmp_path):
+    (tmp_path / "train.ffm").write_text(rows(50, 1))
+    flags = [
+        "train",
+        "--data.train",
+        "train.ffm",
+        "--model.name",
+        "ffm",
+        "--out",
+        "r",
+        "--model.unseen",
+        "start",
+    ]
+    done(launch.cli(*flags, "--train.epochs", 1, cwd=tmp_path))
+    resumed = (*flags, "--train.resume", "auto", "--train.epochs", 2)
+    other = launch.cli(*resumed, "--seed", 9, cwd=tmp_path)
+    assert other.returncode == 2 and "began with seed = 1, this run has 9" in other.stderr
+    told = launch.cli(*resumed, "--model.unseen", "skip", "--model.share", 0, cwd=tmp_path)
+    done(told)
+    text = told.stdout + told.stderr
+    assert "model.unseen is now skip, it was start" in text and "model.share is now 0.0, it was 1.0" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("unseen", "maybe"), ("init", "weird"), ("seed", "abc"), ("share", "x")]
+)
+def test_a_value_that_no_training_writes_is_refused(name, value, tmp_path):
+    (tmp_path / "train.ffm").write_text(rows(50, 1))
+    flags = ("--model.name", "ffm", "--model.unseen", "start", "--train.epochs", 1)
+    done(launch.cli("train", "--data.train", "train.ffm", *flags, "--out", "r", cwd=tmp_path))
+    with checkpoint.open(tmp_path / "r/model.h5") as source:
+        source.meta.model[name] = value
+        with pytest.raises(UserError, match=rf"{name} = {value} \(from .*model.h5\): expected"):
+            Scorer(source)

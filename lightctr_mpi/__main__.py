@@ -29,7 +29,7 @@ def _open_closed() -> None:
     """Give what a shell's >&- has closed a place: else the next file to be opened would get its number."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115: stays open
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  (stays open)
 
 
 def _threads_wanted(argv: list[str]) -> int:

@@ -171,11 +171,9 @@ def compete(job: Job, repeat: int, judged: Sequence[int]) -> None:
         speed = statistics.median(speeds[name])
         ratio = statistics.median(speeds["lightctr_mpi"]) / speed
         fast = f"{statistics.median(speeds['compact']) / speed:.2f}" if "compact" in speeds else "-"
-        scores = judging.line(judge(job, judged)) if judged else "-"
-        print(
-            f"{about:<9} {name:<13} {speed:>11,.0f} {ratio:>7.2f} {fast:>8} {memory[name]:>8,.0f}   {scores}",
-            flush=True,
-        )
+        scores = judging.line(judge(job, judged)) if judged else ""
+        columns = f"{speed:>11,.0f} {ratio:>7.2f} {fast:>8} {memory[name]:>8,.0f}   {scores}".rstrip()
+        print(f"{about:<9} {name:<13} {columns}", flush=True)
 
 
 def main() -> None:
@@ -205,7 +203,7 @@ def main() -> None:
         rows = count_rows(train)
         print(f"{rows:,} rows, {args.epochs} epochs, {args.threads} threads, median of {args.repeat}")
         judged = judging.head(args.judge) if args.judge else ""
-        print(f"model     program           rows/s   ratio  compact       MB   {judged}")
+        print(f"model     program           rows/s   ratio  compact       MB   {judged}".rstrip())
         for model in args.models:
             settings = LIBFFM_SETTINGS if model == "ffm" and not args.ours else args.ours
             for k in args.k if model != "lr" else [0]:

@@ -25,6 +25,7 @@ from .block import Block
 from .kernels import hot as kernels
 from .kernels.ahead import LINE
 from .kernels.jit import own
+from .kernels.rows import longest_row
 from .shard import Shard
 
 PIECE = 256  # rows of data between two merges, a power of two
@@ -39,7 +40,12 @@ _NO_FLOATS, _NO_INTS = np.empty(0, np.float32), np.empty(0, np.int32)
 
 
 def slots_of(stride: int) -> int:
-    """Spare rows for the copies of one thread: a power of two. A hash leaves some of them empty."""
+    """Spare rows for the copies of one thread: a power of two. A hash leaves some of them empty.
+
+    None for rows shorter than a cache line (LR): to move one is cheaper than to see whether there is a copy.
+    """
+    if stride < LINE:
+        return 0
     return 1 << max(2, min(SLOTS, BYTES // (4 * stride)).bit_length() - 1)
 
 
@@ -113,7 +119,7 @@ class _Learner:
 
     def learn(self, block: Block, rows: np.ndarray, sums: np.ndarray) -> None:
         csr, target = _arrays(block)
-        self._make_room(csr, target, PIECE * kernels.longest(csr[0], rows))
+        self._make_room(csr, target, PIECE * longest_row(csr[0], rows))
         assert self._piece is not None
         turn = kernels.turn.fixed(csr, target, rows, *_arrays(self._piece), *self._shared, self._state)
         done = 0

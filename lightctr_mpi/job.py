@@ -22,7 +22,7 @@ from .jobdata import JobData
 from .makestore import make_store
 from .mpi import Signals, World
 from .options import Resolved
-from .resume import changes, check_same_model, dictionaries, is_best, position
+from .resume import changes, check_same_model, dictionaries, first_seed, is_best, position
 from .rowstore import RowStore
 from .runfolder import RunFolder
 from .settle import settle, settle_for
@@ -65,6 +65,7 @@ class Job:
 
     def work(self) -> None:
         source = self._resumed()
+        self.first_seed = first_seed(source, self.run)
         train, valid, test = (self._rows(role) for role in ("train", "valid", "test"))
         if train is None or not train.n_rows:
             raise UserError(f"{', '.join(self.run.data.train)}: no rows to train on")
@@ -172,7 +173,7 @@ class Job:
         run, folder = self.run, self.folder
         meta = ModelMeta(
             config_toml=options.to_toml(run),
-            model=dataclasses.asdict(run.model) | {"seed": run.seed},
+            model=dataclasses.asdict(run.model) | {"seed": self.first_seed},
             optimizer=dataclasses.asdict(run.optimizer),
             reader=self.data.settings,
             hashing_seed=int(self.data.settings.get("hashing_seed", 0)),

@@ -221,14 +221,11 @@ def guard(main: Callable[..., int | None], *arguments: Any) -> int:
         text = f"{problem.code}\n" if isinstance(problem.code, str) else ""
     except BrokenPipeError:  # as in "inspect | head"; training goes on without
         text = "lightctr_mpi: stopped: standard output was closed\n"
-    except OSError as problem:
-        if problem.filename is None and problem.errno in (errno.ENOSPC, errno.EIO, errno.EBADF):  # of print
-            code, text = EXIT_USER, _unwritable(problem)
+    except BaseException as problem:
+        if isinstance(problem, OSError) and problem.filename is None and problem.errno == errno.ENOSPC:
+            code, text = EXIT_USER, _unwritable(problem)  # of print: names of files are known elsewhere
         else:
             text = traceback.format_exc()
-        speaks = getattr(problem, "agreed", _rank()) == _rank()
-    except BaseException as problem:
-        text = traceback.format_exc()
         speaks = getattr(problem, "agreed", _rank()) == _rank()  # elsewhere there is only a copy
     return _leave(code, text, speaks)
 
@@ -270,7 +267,7 @@ def _leave(code: int, text: str, speaks: bool) -> int:
 
 
 def _unwritable(problem: OSError) -> str:
-    return f"lightctr_mpi: error: cannot write standard output: {problem.strerror}\n"
+    return f"lightctr_mpi: error: cannot write: {problem.strerror}\n"
 
 
 def _say(text: str) -> None:

@@ -74,7 +74,7 @@ class Scorer:
         if self.model.bias:
             self.bias[:] = source.read("parameters/bias")
         self.seed = None
-        if self.options.unseen == "start":
+        if self.options.unseen == "start" and self.model.k:  # linear weights start at 0
             self.seed = OPTIONS["seed"].read(meta.model.get("seed"), str(source.path))
 
     def warm(self) -> None:

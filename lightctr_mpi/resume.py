@@ -37,12 +37,19 @@ def is_best(source: Checkpoint, folder: RunFolder) -> bool:
     return _is_of(source, folder) and at["rows_done"] == 0 and at["epoch"] == best > 0
 
 
+def first_seed(source: Checkpoint | None, run: Run) -> int:
+    """Seed of the starting weights, which a resumed run may have changed for the rest."""
+    if source is None:
+        return run.seed
+    return source.meta.model.get("seed", source.meta.progress.get("seed", run.seed))
+
+
 def check_same_model(source: Checkpoint, run: Run) -> None:
     for key in ("name", "k", "linear", "bias", "norm", "loss"):
         found, wanted = source.meta.model.get(key), getattr(run.model, key)
         if wanted is not None and found != wanted:
             raise UserError(f"{source.path} was trained with model.{key} = {found}, this run has {wanted}")
-    began = source.meta.model.get("seed")
+    began = first_seed(source, run)
     if run.model.unseen == "start" and began != run.seed:
         raise UserError(
             f"{source.path} began with seed = {began}, this run has {run.seed}: the starting weights of "

@@ -197,7 +197,7 @@ def test_only_copies_that_pay_and_find_room_are_made():
     assert len(hot.Ranking(np.full(100, rows, np.int32), rows, 4).ranked) <= 4
 
 
-@pytest.mark.parametrize("name", ["lr", "fm", "ffm"])
+@pytest.mark.parametrize("name", ["fm", "ffm"])
 @pytest.mark.parametrize("threads", [2, 3])
 def test_threads_that_share_no_key_compute_what_one_does(name, threads):
     """To the bit, with values and weights and rows of different lengths of pieces."""
@@ -219,7 +219,7 @@ def test_threads_that_share_no_key_compute_what_one_does(name, threads):
 
 @pytest.mark.parametrize(
     "name, optimizer",
-    [("lr", "adagrad"), ("fm", "adagrad"), ("ffm", "adagrad"), ("lr", "ftrl"), ("lr", "sgd")],
+    [("fm", "adagrad"), ("ffm", "adagrad"), ("fm", "ftrl"), ("fm", "sgd")],
 )
 def test_threads_that_meet_learn_as_well(name, optimizer):
     n, keys = 12000, 60
@@ -228,6 +228,7 @@ def test_threads_that_meet_learn_as_well(name, optimizer):
     for threads in (1, 4):
         rate = 0.05 if optimizer == "sgd" else 0.2
         learner = store(name, threads, keys * FIELDS, optimizer=optimizer, rate=rate)
+        assert learner._with_copies == (threads > 1)
         sums = [learner.learn(data, np.arange(n), False) for _ in range(4)]
         assert all(s.rows == n and s.weight == n for s in sums)
         losses.append(sums[-1].loss / n)
@@ -238,18 +239,26 @@ def test_threads_that_meet_learn_as_well(name, optimizer):
 def test_a_loaded_model_replaces_the_copies(tmp_path):
     """A key that is not used again keeps what the file holds, whatever its copies were."""
     ids, labels = planted(600, 4, 2)
-    data, first, then = Rows(ids, labels), store("lr", 1, 12), store("lr", 2, 12)
+    data, first, then = Rows(ids, labels), store("fm", 1, 12), store("fm", 2, 12)
     first.save(str(tmp_path / "m.h5"), ModelMeta(), None)
     then.learn(data, np.arange(600), False)
-    assert then.shard.rows[:, 0].all()
+    columns = first.shard.model.row_columns(1)  # weights and sums of squares
+    loaded = first.shard.rows[:, :columns].copy()
+    assert (then.shard.rows[:, :columns] != loaded).any(axis=1).all()
     with checkpoint.open(str(tmp_path / "m.h5")) as source:
         then.load(source)
-    np.testing.assert_array_equal(then.shard.rows[:, :2], first.shard.rows[:, :2])
+    np.testing.assert_array_equal(then.shard.rows[:, :columns], loaded)
     few = np.arange(2)
     then.learn(data, few, False)
     first.learn(data, few, False)
     rest = np.setdiff1d(np.arange(12), ids[few])
-    np.testing.assert_array_equal(then.shard.rows[rest, :2], first.shard.rows[rest, :2])
-    assert (then.shard.rows[np.unique(ids[few]), 0] != 0).all()
-    # The popular keys, whose copies count, start from the file as well: after one row a thread, near 0.
-    assert abs(then.shard.rows[:, 0]).max() < 0.2
+    np.testing.assert_array_equal(then.shard.rows[rest, :columns], loaded[rest])
+    used = np.unique(ids[few])
+    assert (then.shard.rows[used, :columns] != loaded[used]).any(axis=1).all()
+    # The popular keys, whose copies count, start from the file as well: after one row a thread, near it.
+    assert abs(then.shard.rows[:, :columns] - loaded).max() < 0.2
+
+
+def test_rows_shorter_than_a_cache_line_have_no_copies():
+    assert not store("lr", 2, 12)._with_copies
+    assert hot.slots_of(LINE - 1) == 0 < hot.slots_of(LINE)

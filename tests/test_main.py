@@ -48,7 +48,7 @@ def test_a_full_output_is_one_line(buffered):
         command = [sys.executable, "-m", "lightctr_mpi", "train", "--help"]
         env = launch.environment(extra)
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, env=env)
-    expected = "lightctr_mpi: error: cannot write standard output: No space left on device\n"
+    expected = "lightctr_mpi: error: cannot write: No space left on device\n"
     assert (done.returncode, done.stderr) == (2, expected)
 
 

@@ -164,10 +164,12 @@ def test_what_decides_about_a_prediction_is_told_or_refused_when_it_changes(tmp_
     resumed = (*flags, "--train.resume", "auto", "--train.epochs", 2)
     other = launch.cli(*resumed, "--seed", 9, cwd=tmp_path)
     assert other.returncode == 2 and "began with seed = 1, this run has 9" in other.stderr
-    told = launch.cli(*resumed, "--model.unseen", "skip", "--model.share", 0, cwd=tmp_path)
+    told = launch.cli(*resumed, "--model.unseen", "skip", "--model.share", 0, "--seed", 9, cwd=tmp_path)
     done(told)
     text = told.stdout + told.stderr
     assert "model.unseen is now skip, it was start" in text and "model.share is now 0.0, it was 1.0" in text
+    with checkpoint.open(tmp_path / "r/model.h5") as source:
+        assert source.meta.model["seed"] == 1  # that of the starting weights
 
 
 @pytest.mark.parametrize(

@@ -24,16 +24,17 @@ def fetch_entries(table, ids, a, b, columns):
 
 
 @inline
-def fetch_row(csr, target, i, use_fields):
+def fetch_row(csr, target, i):
     """Ask for what the row i of data itself consists of: rows are visited in random order.
 
-    csr: indptr, ids, fields, values, norms; target: labels, weights. Bounds of the row have to be at hand.
+    csr: indptr, ids, fields, values, norms; target: labels, weights; empty where there are none. Bounds of
+    the row have to be at hand.
     """
     (indptr, ids, fields, values, norms), (labels, weights) = csr, target
     a, b = indptr[i], indptr[i + 1]
     for e in range(a, b + LINE - 1, LINE):
         prefetch(ids, e)
-        if use_fields:
+        if fields.size > 0:
             prefetch(fields, e)
         if values.size > 0:
             prefetch(values, e)

@@ -27,19 +27,11 @@ from . import blocks, ffmpairs, ffmshare, simd
 from .ahead import fetch_entries, fetch_row
 from .jit import inline, jit
 from .losses import add_loss, point_both
+from .rows import longest_row
 from .steps import FTRL, sign, step, step8, step_bias
 
 HALF, ONE, ZERO = np.float32(0.5), np.float32(1), np.float32(0)
 AHEAD = 4  # rows of data whose own numbers are asked for in advance
-
-
-@jit
-def longest_row(indptr, rows):
-    """The largest number of entries of the given rows, at least 1."""
-    longest = 1
-    for i in rows:
-        longest = max(longest, indptr[i + 1] - indptr[i])
-    return longest
 
 
 @jit
@@ -60,7 +52,7 @@ def scratch(longest, n_fields, k):
 
 
 @jit
-def _enter_row(a, b, r, ids, fields, values, n_fields, x, index):
+def enter_row(a, b, r, ids, fields, values, n_fields, x, index):
     """List the entries that count and number their fields.
 
     index: 0 entry, 1 id and 2 place of each entry; 3 field and 4 count of each place; 5 place + 1 of each
@@ -98,7 +90,7 @@ def _enter_row(a, b, r, ids, fields, values, n_fields, x, index):
 
 
 @jit
-def _sum_fields(n, m, k, x, index, table, T):
+def sum_fields(n, m, k, x, index, table, T):
     """Fill T: block (q, g) at q * h + g * k, h = m k rounded up to 8."""
     h, stride = (m * k + 7) // 8 * 8, table.shape[1]
     for c in range(m * h):
@@ -135,7 +127,7 @@ def _sum_fields(n, m, k, x, index, table, T):
 
 
 @jit
-def _row_logit(n, m, k, full, x, index, table, linear, column, T):
+def row_logit(n, m, k, full, x, index, table, linear, column, T):
     """Linear part and pairs of a row whose T is filled."""
     z, h, stride = ZERO, (m * k + 7) // 8 * 8, table.shape[1]
     for t in range(n):
@@ -272,8 +264,8 @@ def backward(csr, table, shape, local, dlogit, penalty, grad):
     T, _, _, x, index, shared = work
     column = (n_fields * k + 7) // 8 * 8
     for i in range(len(dlogit)):
-        n, m = _enter_row(indptr[i], indptr[i + 1], norms[i], ids, fields, values, n_fields, x, index)
-        _sum_fields(n, m, k, x, index, table, T)
+        n, m = enter_row(indptr[i], indptr[i + 1], norms[i], ids, fields, values, n_fields, x, index)
+        sum_fields(n, m, k, x, index, table, T)
         _add_row(n, m, k, m == n_fields, dlogit[i], work, local, table, l2, l1, grad, share)
         if linear:
             _add_linear(n, dlogit[i], x, index, local, table, l2, l1, grad, column)
@@ -294,14 +286,14 @@ def gradient(csr, target, loss, table, shape, local, b0, penalty, grad, sums):
         if i + 1 < len(labels):
             fetch_entries(table, ids, b, indptr[i + 2], column + linear)
             fetch_entries(grad, local, b, indptr[i + 2], column + linear)
-        n, m = _enter_row(a, b, norms[i], ids, fields, values, n_fields, x, index)
+        n, m = enter_row(a, b, norms[i], ids, fields, values, n_fields, x, index)
         full = m == n_fields
         paired = _find_entries(n, k, n_fields, x, index, table.shape[1], pairs)
         if paired:
             z = b0 + _logit_by_pairs(share > ZERO, n, k, pairs, table, linear, column, shared)
         else:
-            _sum_fields(n, m, k, x, index, table, T)
-            z = b0 + _row_logit(n, m, k, full, x, index, table, linear, column, T)
+            sum_fields(n, m, k, x, index, table, T)
+            z = b0 + row_logit(n, m, k, full, x, index, table, linear, column, T)
         kappa = add_loss(loss, z, labels, weights, i, sums)
         if paired:
             base, by_field = pairs
@@ -390,17 +382,17 @@ def make_sweep(opt: int, loss: int, use_l1: int, use_bias: int, k: int, use_shar
             i = order[p]
             if p + 2 * AHEAD < len(order):
                 simd.prefetch(indptr, order[p + 2 * AHEAD])
-                fetch_row(csr, target, order[p + AHEAD], True)
+                fetch_row(csr, target, order[p + AHEAD])
             a, b = indptr[i], indptr[i + 1]
             ahead = indptr[order[p + 1]] if p + 1 < len(order) else len(ids)
-            n, m = _enter_row(a, b, norms[i], ids, fields, values, n_fields, x, index)
+            n, m = enter_row(a, b, norms[i], ids, fields, values, n_fields, x, index)
             full = m == n_fields
             paired = opt != FTRL and _find_entries(n, k, n_fields, x, index, table.shape[1], pairs)
             if paired:
                 z = _logit_by_pairs(use_share, n, k, pairs, table, linear, column, shared)
             else:
-                _sum_fields(n, m, width, x, index, table, T)
-                z = _row_logit(n, m, width, full, x, index, table, linear, column, T)
+                sum_fields(n, m, width, x, index, table, T)
+                z = row_logit(n, m, width, full, x, index, table, linear, column, T)
             if use_bias:
                 z += bias[0]
             weight = np.float64(weights[i]) if weights.size > 0 else 1.0

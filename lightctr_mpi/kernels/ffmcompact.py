@@ -34,11 +34,11 @@ from .blocks import (
     scatter8,
     store8,
 )
-from .ffm import longest_row
 from .ffmfull import turning_space
 from .ffmpairs import pull_of
 from .jit import inline, jit
 from .losses import point_both
+from .rows import longest_row
 from .steps import ADAGRAD, sign, step_bias
 
 HALF, ONE, ZERO = np.float32(0.5), np.float32(1), np.float32(0)
@@ -296,7 +296,7 @@ def make_sweep(loss: int, use_l1: int, use_bias: int, use_share: int, kind: int,
         for p in range(len(order)):
             i, later = order[p], order[min(p + AHEAD, len(order) - 1)]
             simd.prefetch(indptr, order[min(p + 3 * AHEAD, len(order) - 1)])
-            fetch_row(csr, target, order[min(p + 2 * AHEAD, len(order) - 1)], True)
+            fetch_row(csr, target, order[min(p + 2 * AHEAD, len(order) - 1)])
             n, ordered = _list_row(indptr[i], indptr[i + 1], norms[i], csr, stride, a, kind, work)
             full = ordered and n == n_fields and len(turned[0]) > 0
             if full:
@@ -316,24 +316,9 @@ def make_sweep(loss: int, use_l1: int, use_bias: int, use_share: int, kind: int,
             last = table[work[1][0] + work[2][n - 1]] if n > 0 else ONE  # a sum that this row lets grow
             dither = blocks.start_dither(np.uint32(i), last)
             if full:
+                how, coming = (rate, penalty[0], penalty[1]), (ids, indptr[later])
                 ffmfull.learn(
-                    kind,
-                    k,
-                    use_l1,
-                    use_share,
-                    n,
-                    a,
-                    kappa,
-                    share,
-                    places,
-                    rows,
-                    table,
-                    turned,
-                    rate,
-                    penalty,
-                    dither,
-                    ids,
-                    indptr[later],
+                    kind, k, use_l1, use_share, n, kappa, share, places, rows, turned, how, dither, coming
                 )
             else:
                 if use_share:

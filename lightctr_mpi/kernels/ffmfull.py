@@ -232,41 +232,25 @@ def _make_noise(kind, dither, noise):
 
 
 @inline
-def learn(
-    kind,
-    k,
-    use_l1,
-    use_share,
-    n,
-    a,
-    kappa,
-    share,
-    places,
-    rows,
-    table,
-    turned,
-    rate,
-    penalty,
-    dither,
-    ids,
-    ahead,
-):
+def learn(kind, k, use_l1, use_share, n, kappa, share, places, rows, turned, hyper, dither, coming):
     """One step on the blocks of all pairs of a full row that `fill` was given.
 
-    places: bw, ba, x. Asks on the way for the table rows of the n entries from `ahead` on.
+    places: bw, ba, x; hyper: rate, l2, l1; coming: ids, and the first of n entries whose table rows are asked
+    for.
     """
-    (bw, ba, x), own = places, turned[5]
+    (bw, ba, x), (rate, l2, l1), (ids, ahead) = places, hyper, coming
+    own, noise, a, table = turned[5], turned[6], len(turned[4]), rows.reshape(rows.size)
     columns = k if kind == FLOAT32 else k // 2
     for t in range(n):
         fetch_entries(rows, ids, min(ahead + t, len(ids)), min(ahead + t + 1, len(ids)), rows.shape[1])
         kx, met, place = kappa * x[t], t * a * k, ba[t] + a + columns * t
-        scales = simd.splat8(kx), simd.splat8(rate), simd.splat8(penalty[0]), simd.splat8(penalty[1])
+        scales = simd.splat8(kx), simd.splat8(rate), simd.splat8(l2), simd.splat8(l1)
         own_sum = table[ba[t] + t]
         for c in range(columns):
             own[c] = table[place + c]
         if use_share:
             _find_along(k, n, met, share * kx, turned)
-        dither = _make_noise(kind, dither, turned[6])
+        dither = _make_noise(kind, dither, noise)
         # One after the other: a move right behind its slopes would wait for the root of its sum.
         _find_slopes(kind, k, use_l1, use_share, n, bw[t], met, scales, table, turned)
         _find_steps(k, n, ba[t], scales[1], table, turned)

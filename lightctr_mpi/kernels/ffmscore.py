@@ -16,8 +16,9 @@ import numpy as np
 
 from . import blocks, ffmpairs, simd
 from .ahead import fetch_entries
-from .ffm import _enter_row, _row_logit, _sum_fields, longest_row, scratch
+from .ffm import enter_row, row_logit, scratch, sum_fields
 from .jit import inline, jit
+from .rows import longest_row
 
 ZERO = np.float32(0)
 TILE = 4
@@ -118,9 +119,9 @@ def forward(csr, table, shape, b0, logit):
         elif i + 1 < len(logit):
             fetch_entries(table, ids, b, indptr[i + 2], column + linear)
         if not usual:
-            n, m = _enter_row(a, b, norms[i], ids, fields, values, n_fields, by_entry, index)
-            _sum_fields(n, m, k, by_entry, index, table, T)
-            z = _row_logit(n, m, k, m == n_fields, by_entry, index, table, linear, column, T)
+            n, m = enter_row(a, b, norms[i], ids, fields, values, n_fields, by_entry, index)
+            sum_fields(n, m, k, by_entry, index, table, T)
+            z = row_logit(n, m, k, m == n_fields, by_entry, index, table, linear, column, T)
         else:
             if k != 4:
                 z = ffmpairs.logit(n_fields, k, base, x, table)

@@ -166,7 +166,7 @@ def make_sweep(opt: int, loss: int, use_l1: int, use_bias: int):
         for p in range(len(order)):
             if p + 3 * AHEAD < len(order):
                 simd.prefetch(indptr, order[p + 3 * AHEAD])
-                fetch_row((indptr, ids, ids, values, norms), target, order[p + 2 * AHEAD], 0)
+                fetch_row((indptr, ids, ids[:0], values, norms), target, order[p + 2 * AHEAD])
             if p + AHEAD < len(order):
                 later = order[p + AHEAD]
                 for e in range(indptr[later], indptr[later + 1]):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from . import simd
-from .ahead import LINE
+from .ahead import LINE, fetch_row
 from .jit import Intrinsic, inline_exact, jit_exact
 from .steps import FTRL, ZERO, ftrl_weight
 
@@ -40,15 +40,6 @@ def count(indptr, ids, order, counts):
 
 
 @jit_exact
-def longest(indptr, order):
-    """Entries of the longest of the rows."""
-    most = 0
-    for i in order:
-        most = max(most, indptr[i + 1] - indptr[i])
-    return most
-
-
-@jit_exact
 def place(rows, bits, slots, ranked):
     """Give each of the rows (int32[m], the most popular first) its slot, if that is still free.
 
@@ -65,24 +56,6 @@ def place(rows, bits, slots, ranked):
 
 
 @inline_exact
-def _ask(csr, target, order, p):
-    """Ask for the row of data that comes AHEAD rows later."""
-    (indptr, ids, fields, values, norms), (labels, _) = csr, target
-    if p + 2 * AHEAD < len(order):
-        simd.prefetch(indptr, order[p + 2 * AHEAD])
-    if p + AHEAD < len(order):
-        later = order[p + AHEAD]
-        simd.prefetch(labels, later)
-        simd.prefetch(norms, later)
-        for e in range(indptr[later], indptr[later + 1] + LINE - 1, LINE):
-            simd.prefetch(ids, e)
-            if fields.size > 0:
-                simd.prefetch(fields, e)
-            if values.size > 0:
-                simd.prefetch(values, e)
-
-
-@inline_exact
 def _take(csr, target, order, at, end, slots, bits, first, out, out_target):
     """Copy the rows order[at:end] of a block with the table rows of this thread's copies for the ids."""
     (indptr, ids, fields, values, norms), (labels, weights) = csr, target
@@ -90,7 +63,9 @@ def _take(csr, target, order, at, end, slots, bits, first, out, out_target):
     to = 0
     to_indptr[0] = 0
     for p in range(at, end):
-        _ask(csr, target, order, p)
+        if p + 2 * AHEAD < len(order):
+            simd.prefetch(indptr, order[p + 2 * AHEAD])
+            fetch_row(csr, target, order[p + AHEAD])
         i = order[p]
         source, n = indptr[i], indptr[i + 1] - indptr[i]
         for e in range(n):

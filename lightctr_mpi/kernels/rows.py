@@ -51,3 +51,12 @@ def _all_finite(rows, width):
 def all_finite(rows: np.ndarray, width: int) -> bool:
     """Whether the first `width` columns hold finite numbers only."""
     return bool(_all_finite(rows, width))
+
+
+@jit_exact
+def longest_row(indptr, rows):
+    """The largest number of entries of the given rows, at least 1."""
+    longest = 1
+    for i in rows:
+        longest = max(longest, indptr[i + 1] - indptr[i])
+    return longest
